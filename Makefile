@@ -1,0 +1,43 @@
+# `make demo` and `make test` need nothing but Python 3.11 or later; see README.md.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/ready
+
+.PHONY: help setup demo test test-slow test-vllm check format clean
+
+help:
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
+
+setup: $(READY)  ## make .venv with the pinned dependencies
+
+$(READY): requirements.txt pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	touch $(READY)
+
+demo: $(READY)  ## four simulated engines and the router, compared with round robin
+	$(BIN)/kvrouter demo
+
+test: $(READY)  ## the tests (a few minutes)
+	$(BIN)/python -m pytest
+
+test-slow: $(READY)  ## the long tests
+	$(BIN)/python -m pytest -m slow --timeout 900
+
+test-vllm: $(READY)  ## two real vLLM servers on the CPU (installs them into .venv-vllm)
+	$(BIN)/python -m pytest -m vllm --timeout 1800 -s tests/vllm
+
+check: $(READY)  ## format, lint, types, layers
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(READY)  ## put the code into its format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:  ## remove what the other targets made
+	rm -rf $(VENV) .venv-vllm .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info build dist

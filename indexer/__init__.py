@@ -1,0 +1,1 @@
+"""Which blocks live on which worker rank."""
