@@ -1,0 +1,212 @@
+"""What the router reads of a request body.
+
+The bytes go to the engine as they came and the engine judges them; here they are only read, and
+read tolerantly: a value of the wrong type counts as absent, unknown fields are skipped, the last
+of duplicate keys wins (as in the engine's own parser).
+
+A body is scanned once. Only small values are decoded then; the large ones (messages, prompts,
+tools) stay raw bytes until they are asked for, which the tokenizer does in its own thread. The
+scan costs about 0.1 ms per 100 KB.
+"""
+
+import json
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+REPORT_MODE_XARG = "kv_cache_report_mode"
+
+
+class Endpoint(StrEnum):
+    """The paths whose bodies hold a prompt that the router can tokenize."""
+
+    CHAT = "/v1/chat/completions"
+    COMPLETIONS = "/v1/completions"
+    RESPONSES = "/v1/responses"
+    MESSAGES = "/v1/messages"
+
+
+class BadBody(ValueError):  # noqa: N818  # the shared name; it is the client's fault, status 400
+    """The body is not a JSON object at all: the client's fault (400)."""
+
+
+_NOTHING = Raw()
+
+
+class _Fields(msgspec.Struct, gc=False):
+    """The fields that are read, each as the bytes it came in; `_NOTHING` where absent."""
+
+    add_generation_prompt: Raw = _NOTHING
+    add_special_tokens: Raw = _NOTHING
+    cache_salt: Raw = _NOTHING
+    chat_template: Raw = _NOTHING
+    chat_template_kwargs: Raw = _NOTHING
+    continue_final_message: Raw = _NOTHING
+    documents: Raw = _NOTHING
+    input: Raw = _NOTHING
+    instructions: Raw = _NOTHING
+    kv_transfer_params: Raw = _NOTHING
+    max_completion_tokens: Raw = _NOTHING
+    max_output_tokens: Raw = _NOTHING
+    max_tokens: Raw = _NOTHING
+    messages: Raw = _NOTHING
+    model: Raw = _NOTHING
+    n: Raw = _NOTHING
+    previous_response_id: Raw = _NOTHING
+    prompt: Raw = _NOTHING
+    prompt_embeds: Raw = _NOTHING
+    reasoning: Raw = _NOTHING
+    reasoning_effort: Raw = _NOTHING
+    session_id: Raw = _NOTHING
+    stream: Raw = _NOTHING
+    stream_options: Raw = _NOTHING
+    system: Raw = _NOTHING
+    tool_choice: Raw = _NOTHING
+    tools: Raw = _NOTHING
+    truncate_prompt_tokens: Raw = _NOTHING
+    vllm_xargs: Raw = _NOTHING
+
+
+_SCAN = msgspec.json.Decoder(_Fields)
+_ABSENT = object()
+
+
+class RequestBody:
+    """One request body as far as the router reads it.
+
+    Large values are decoded when first asked for, so reading them belongs off the event loop for a
+    large body. Not for use by two threads at once.
+    """
+
+    __slots__ = (
+        "_decoded",
+        "_fields",
+        "cache_salt",
+        "endpoint",
+        "has_report_mode",
+        "include_usage",
+        "max_tokens",
+        "model",
+        "n",
+        "previous_response_id",
+        "session_id",
+        "size",
+        "stream",
+    )
+
+    def __init__(self, endpoint: Endpoint, fields: _Fields, size: int) -> None:
+        self._fields = fields
+        self._decoded: dict[str, Any] = {}
+        self.endpoint = endpoint
+        self.size = size
+        """Bytes of the body."""
+        self.model: str | None = self._text("model")
+        self.stream: bool = self.get("stream") is True
+        self.max_tokens: int | None = self._max_tokens()
+        """The most output tokens that the client wants, by whichever name it says so."""
+        self.n: int = self._count("n") or 1
+        """How many choices are wanted per prompt."""
+        self.cache_salt: str | None = self._text("cache_salt")
+        self.session_id: str | None = self._text("session_id")
+        self.previous_response_id: str | None = self._text("previous_response_id")
+        self.include_usage: bool = self._mapping("stream_options").get("include_usage") is True
+        self.has_report_mode: bool = REPORT_MODE_XARG in self._mapping("vllm_xargs")
+        """Whether the engine is asked to announce its cache hits again."""
+
+    def get(self, name: str) -> Any:
+        """The decoded value of a field; None when it is absent, null or unreadable."""
+        value = self._decoded.get(name, _ABSENT)
+        if value is _ABSENT:
+            value = self._decoded[name] = _value(getattr(self._fields, name))
+        return value
+
+    @property
+    def messages(self) -> Any:
+        """The conversation of a chat or Anthropic request."""
+        return self.get("messages")
+
+    @property
+    def prompt(self) -> Any:
+        """The prompt of a completion: text, texts, ids or lists of ids."""
+        return self.get("prompt")
+
+    @property
+    def tools(self) -> Any:
+        """The tools that the model may call."""
+        return self.get("tools")
+
+    @property
+    def prompt_token_ids(self) -> list[Any] | None:
+        """The ids that replace a chat's rendered prompt, if the client sent any."""
+        ids = self._mapping("kv_transfer_params").get("prompt_token_ids")
+        return ids if isinstance(ids, list) else None
+
+    def _mapping(self, name: str) -> dict[str, Any]:
+        value = self.get(name)
+        return value if isinstance(value, dict) else {}
+
+    def _text(self, name: str) -> str | None:
+        value = self.get(name)
+        return without_surrogates(value) if isinstance(value, str) and value else None
+
+    def _count(self, name: str) -> int | None:
+        value = self.get(name)
+        usable = isinstance(value, int) and not isinstance(value, bool) and value > 0
+        return value if usable else None
+
+    def _max_tokens(self) -> int | None:
+        names = ("max_completion_tokens", "max_output_tokens", "max_tokens")
+        return next((count for count in map(self._count, names) if count), None)
+
+    def __repr__(self) -> str:
+        return f"<RequestBody {self.endpoint} model={self.model!r} {self.size} bytes>"
+
+
+def parse_body(kind: Endpoint, body: bytes) -> RequestBody:
+    """Read a body; raises `BadBody` only when it is not a JSON object."""
+    try:
+        fields = _SCAN.decode(body)
+    except (msgspec.MsgspecError, RecursionError):
+        fields = _read_leniently(body)
+    return RequestBody(kind, fields, len(body))
+
+
+def without_surrogates(text: str) -> str:
+    """The text with lone surrogates replaced: they have no UTF-8 form, so no token and no hash."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text
+
+
+def _value(raw: Any) -> Any:
+    if not isinstance(raw, Raw):
+        return raw  # from the lenient reader
+    if raw is _NOTHING:
+        return None
+    try:
+        return msgspec.json.decode(raw)
+    except (msgspec.MsgspecError, RecursionError):
+        pass
+    try:
+        return json.loads(bytes(memoryview(raw)))
+    except (ValueError, RecursionError):
+        return None
+
+
+def _read_leniently(body: bytes) -> _Fields:
+    """Read what only Python's own parser takes, as the engine's front end uses that one.
+
+    Lone surrogates, NaN, numbers out of range, a byte order mark.
+    """
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise BadBody(f"the body is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise BadBody(f"the body is not a JSON object but {type(value).__name__}")
+    known = {name: value[name] for name in _Fields.__struct_fields__ if name in value}
+    return _Fields(**known)
