@@ -1,5 +1,6 @@
 """KV-cache events of inference engines: what they mean, how they travel, how none gets lost."""
 
+from events.codec import MalformedBatch, decode_batch, encode_batch
 from events.model import (
     BlocksCleared,
     BlocksRemoved,
@@ -21,7 +22,10 @@ __all__ = [
     "Event",
     "EventBatch",
     "GroupKind",
+    "MalformedBatch",
     "SkipCause",
     "Tier",
     "WorkerRank",
+    "decode_batch",
+    "encode_batch",
 ]
