@@ -76,4 +76,4 @@ class Prompt:
             self.hashes(block_size)
 
     def __repr__(self) -> str:
-        return f"<Prompt {self.prompt_tokens} tokens {self.fidelity}{self.reason and ': '}{self.reason}>"
+        return f"<Prompt {self.prompt_tokens} tokens {self.fidelity} {self.reason!r}>"

@@ -1,0 +1,240 @@
+"""The configuration: one strict, typed tree, read from a TOML file and the command line.
+
+Every problem is reported with the path of the field that has it. All durations are in seconds
+and all sizes in bytes or tokens, as the names say.
+"""
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+PositiveFloat = Annotated[float, Meta(gt=0)]
+NonNegativeFloat = Annotated[float, Meta(ge=0)]
+PositiveInt = Annotated[int, Meta(ge=1)]
+Port = Annotated[int, Meta(ge=0, le=65535)]
+HttpUrl = Annotated[str, Meta(pattern=r"^https?://[^/\s?#]+/?$", description="http://host:port")]
+Endpoint = Annotated[str, Meta(pattern=r"^(tcp|ipc)://\S+$", description="tcp://host:port")]
+
+PolicyName = Literal["kv", "round_robin", "random", "least_requests", "least_tokens"]
+
+
+class ConfigError(Exception):
+    """The configuration cannot be used; the message says which field and why."""
+
+
+class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    pass
+
+
+class RankEvents(_Section, frozen=True, kw_only=True):
+    """Where one data-parallel rank publishes its KV events, if the engine does not tell."""
+
+    endpoint: Endpoint
+    replay_endpoint: Endpoint | None = None
+    topic: str = ""
+    dp_rank: Annotated[int, Meta(ge=0)] = 0
+    bind: bool = False
+    """The engine connects and the router binds (an endpoint without `*` on the engine's side)."""
+
+
+class WorkerConfig(_Section, frozen=True, kw_only=True):
+    """One engine process."""
+
+    url: HttpUrl
+    name: Annotated[str, Meta(pattern=r"^[\w.:\-\[\]]+$")] | None = None
+    """How it is called in logs and metrics; its host and port where absent."""
+    api_key: str | None = None
+    """Sent by the router's own probes; requests of clients keep their own."""
+    kv_events: list[RankEvents] | None = None
+    """Learned from the engine's /kv_event_sources where absent."""
+    block_size: PositiveInt | None = None
+    capacity_blocks: PositiveInt | None = None
+
+
+class PolicyConfig(_Section, frozen=True, kw_only=True):
+    """How a worker is chosen."""
+
+    name: PolicyName = "kv"
+    w: NonNegativeFloat = 1.0
+    """What a block to prefill costs against an active block that is decoded."""
+    temperature: NonNegativeFloat = 0.0
+    """0 takes the least cost; above, near costs share the traffic."""
+    cpu_credit: Annotated[float, Meta(ge=0, le=1)] = 0.75
+    """The share of a prefill that a block in an engine's CPU tier saves."""
+    disk_credit: Annotated[float, Meta(ge=0, le=1)] = 0.25
+
+
+class PredictionConfig(_Section, frozen=True, kw_only=True):
+    """How long blocks are expected on a worker because a prompt was sent there."""
+
+    ttl_s: PositiveFloat = 10.0
+    """With KV events: until they confirm it. Should outlast the wait in an engine's queue."""
+    blind_ttl_s: PositiveFloat = 120.0
+    """Without events, predictions are all there is."""
+
+
+class TokenizerConfig(_Section, frozen=True, kw_only=True):
+    """How prompts become tokens."""
+
+    path: str | None = None
+    """A folder or hub id for every model; what the engine names as its root where absent."""
+    models: dict[str, str] = {}
+    """A folder or hub id by model name."""
+    chat_template: str | None = None
+    """A file to use in place of the tokenizer's own template (as `vllm serve --chat-template`)."""
+    threads: PositiveInt = 2
+    inline_bytes: Annotated[int, Meta(ge=0)] = 2048
+    """Bodies up to this size are tokenized at once, longer ones in a thread."""
+    max_queued: PositiveInt = 256
+    max_queued_bytes: PositiveInt = 268_435_456
+    deadline_s: PositiveFloat = 5.0
+    """A prompt that is not tokenized by then is routed by its length."""
+
+
+class TimeoutConfig(_Section, frozen=True, kw_only=True):
+    """Deadlines of one request, in seconds."""
+
+    connect_s: PositiveFloat = 5.0
+    first_byte_s: PositiveFloat = 1800.0
+    """From sending the request to the head of the response: a unary answer can take this long."""
+    idle_s: PositiveFloat = 900.0
+    """Between two pieces of a response."""
+    body_s: PositiveFloat = 120.0
+    """For the client to send its body."""
+    shutdown_s: NonNegativeFloat = 30.0
+    """For running requests to finish when the router stops."""
+
+
+class RetryConfig(_Section, frozen=True, kw_only=True):
+    """Another worker is tried before the first byte of a response."""
+
+    max_attempts: PositiveInt = 3
+    budget_ratio: Annotated[float, Meta(ge=0, le=1)] = 0.2
+    """Retries allowed per request in the long run, so that an outage is not multiplied."""
+    budget_reserve: NonNegativeFloat = 20.0
+    """Retries that may be spent at once."""
+
+
+class BreakerConfig(_Section, frozen=True, kw_only=True):
+    """A worker whose requests fail is left alone for a while."""
+
+    failures: PositiveInt = 5
+    """Failures in a row that open the breaker."""
+    open_s: PositiveFloat = 2.0
+    """How long it stays open at first; doubled each time its trial request fails."""
+    max_open_s: PositiveFloat = 60.0
+    backoff_s: PositiveFloat = 1.0
+    """How long a worker that answered 429 or 503 is avoided, where it gives no Retry-After."""
+
+
+class HealthConfig(_Section, frozen=True, kw_only=True):
+    """Active probes of each worker's /health."""
+
+    interval_s: PositiveFloat = 2.0
+    timeout_s: PositiveFloat = 2.0
+    failures: PositiveInt = 2
+    """Probes in a row that must fail before a worker counts as unreachable."""
+
+
+class EventConfig(_Section, frozen=True, kw_only=True):
+    """The streams of KV events."""
+
+    silent_s: PositiveFloat = 10.0
+    """A rank that was sent cacheable prompts and said nothing for this long is event-silent."""
+    replay_timeout_s: PositiveFloat = 5.0
+    replay_attempts: PositiveInt = 3
+
+
+class LimitConfig(_Section, frozen=True, kw_only=True):
+    """Bounds of what clients may ask for."""
+
+    max_body_bytes: PositiveInt = 67_108_864 + 1_048_576
+    """A little over 64 MiB."""
+    max_active_requests: PositiveInt = 8192
+    extra_paths: list[Annotated[str, Meta(pattern=r"^/")]] = []
+    """More engine paths that clients may POST to."""
+
+
+class ServerConfig(_Section, frozen=True, kw_only=True):
+    """Where the router listens."""
+
+    host: str = "127.0.0.1"
+    port: Port = 8000
+    admin_host: str = "127.0.0.1"
+    admin_port: Port = 8001
+    access_log: bool = False
+    """One line per request on standard error."""
+
+
+class Config(_Section, frozen=True, kw_only=True):
+    """The whole configuration."""
+
+    server: ServerConfig = ServerConfig()
+    workers: list[WorkerConfig] = []
+    policy: PolicyConfig = PolicyConfig()
+    prediction: PredictionConfig = PredictionConfig()
+    tokenizer: TokenizerConfig = TokenizerConfig()
+    timeouts: TimeoutConfig = TimeoutConfig()
+    retries: RetryConfig = RetryConfig()
+    breaker: BreakerConfig = BreakerConfig()
+    health: HealthConfig = HealthConfig()
+    events: EventConfig = EventConfig()
+    limits: LimitConfig = LimitConfig()
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file.
+
+    Raises ConfigError when it cannot be read or is not TOML.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def parse_config(tables: dict[str, Any]) -> Config:
+    """The configuration that these tables make.
+
+    Raises ConfigError that lists each section's first problem, by path.
+    """
+    problems: list[str] = []
+    for field in msgspec.structs.fields(Config):
+        if field.name in tables:
+            try:
+                msgspec.convert(tables[field.name], field.type)
+            except msgspec.ValidationError as error:
+                problems.append(_with_path(field.name, str(error)))
+    problems += [f"{name}: there is no such section" for name in sorted(set(tables) - _SECTIONS)]
+    if problems:
+        raise ConfigError("\n".join(problems))
+    config = msgspec.convert(tables, Config)
+    _check_names(config)
+    return config
+
+
+_SECTIONS = {field.name for field in msgspec.structs.fields(Config)}
+
+
+def _with_path(section: str, message: str) -> str:
+    what, _, path = message.partition(" - at `$")
+    return f"{section}{path.rstrip('`')}: {what}"
+
+
+def worker_name(worker: WorkerConfig) -> str:
+    """What the worker is called: its given name, else host and port of its URL."""
+    return worker.name or worker.url.split("://", 1)[1].rstrip("/")
+
+
+def _check_names(config: Config) -> None:
+    seen: set[str] = set()
+    for index, worker in enumerate(config.workers):
+        name = worker_name(worker)
+        if name in seen:
+            raise ConfigError(f"workers[{index}]: there is another worker named {name!r}")
+        seen.add(name)

@@ -1,0 +1,69 @@
+"""Errors that a client sees, by whose fault they are, in OpenAI's form.
+
+One table maps each kind to its HTTP status and `type`; whoever finds a fault raises a
+`RequestError` of its kind, and one place turns it into a response.
+"""
+
+from enum import Enum
+
+import msgspec
+
+
+class Fault(Enum):
+    """What went wrong: (HTTP status, OpenAI error type, OpenAI error code)."""
+
+    BAD_REQUEST = (400, "invalid_request_error", "bad_request")
+    NO_SUCH_MODEL = (404, "invalid_request_error", "model_not_found")
+    NO_SUCH_PATH = (404, "invalid_request_error", "unknown_path")
+    NO_SUCH_RESPONSE = (404, "invalid_request_error", "response_not_found")
+    BODY_TIMEOUT = (408, "invalid_request_error", "body_timeout")
+    BODY_TOO_LARGE = (413, "invalid_request_error", "body_too_large")
+    INTERNAL = (500, "server_error", "router_error")
+    ENGINE_FAILED = (502, "server_error", "engine_failed")
+    OVERLOADED = (503, "server_error", "overloaded")
+    NO_WORKER = (503, "server_error", "no_worker")
+    ENGINE_TIMEOUT = (504, "server_error", "engine_timeout")
+
+    @property
+    def status(self) -> int:
+        """The HTTP status of the response."""
+        return self.value[0]
+
+
+class RequestError(Exception):
+    """A request that ends with an error of the router's own.
+
+    `retry_after_s` becomes a Retry-After header where trying again makes sense.
+    """
+
+    def __init__(self, fault: Fault, message: str, *, retry_after_s: int | None = None) -> None:
+        super().__init__(message)
+        self.fault = fault
+        self.message = message
+        self.retry_after_s = retry_after_s
+
+    def body(self) -> bytes:
+        """The JSON of the error, as OpenAI's API has it."""
+        return error_body(self.fault, self.message)
+
+    def headers(self) -> dict[str, str]:
+        """The headers that go with the body."""
+        headers = {"Content-Type": "application/json"}
+        if self.retry_after_s is not None:
+            headers["Retry-After"] = str(self.retry_after_s)
+        return headers
+
+
+def error_body(fault: Fault, message: str) -> bytes:
+    """The JSON object `{"error": {...}}` for `fault`."""
+    _, kind, code = fault.value
+    error = {"message": message, "type": kind, "param": None, "code": code}
+    return msgspec.json.encode({"error": error})
+
+
+def error_event(fault: Fault, message: str) -> bytes:
+    """The error as one server-sent event.
+
+    It starts with a blank line, which ends an event that may have been cut in the middle.
+    """
+    return b"\n\ndata: " + error_body(fault, message) + b"\n\n"
