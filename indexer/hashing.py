@@ -19,7 +19,7 @@ Anything that changes a hash changes `RULE_VERSION`: stored hashes of another ve
 import struct
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from xxhash import xxh3_64_digest
 
@@ -79,15 +79,15 @@ def chain(
     blocks = _blocks(token_ids, block_size)
     if any(extras):
         return _chain_with_extras(previous, blocks, extras)
-    # One expression over ready-made slices: hashing is the largest cost of applying an event.
-    return b"".join([previous := xxh3_64_digest(previous + block) for block in blocks])
+    # One expression over ready-made slices: hashing is a large part of applying an event.
+    return b"".join([previous := xxh3_64_digest(previous + block) for (block,) in blocks])
 
 
 def _chain_with_extras(
-    previous: bytes, blocks: tuple[bytes, ...], extras: Sequence[bytes]
+    previous: bytes, blocks: Iterator[tuple[bytes]], extras: Sequence[bytes]
 ) -> bytes:
     hashes = []
-    for block, extra in zip(blocks, extras, strict=True):
+    for (block,), extra in zip(blocks, extras, strict=True):
         previous = xxh3_64_digest(previous + block)
         if extra:
             previous = xxh3_64_digest(previous + extra, _SEED_EXTRA)
@@ -95,14 +95,12 @@ def _chain_with_extras(
     return b"".join(hashes)
 
 
-def _blocks(token_ids: "Sequence[int] | array[int]", block_size: int) -> tuple[bytes, ...]:
+def _blocks(token_ids: "Sequence[int] | array[int]", block_size: int) -> Iterator[tuple[bytes]]:
     """The token bytes of each full block."""
     width = block_size * TOKEN_BYTES
     data = _token_bytes(token_ids)
-    count = len(data) // width
-    if count == 1:
-        return (data[:width],)
-    return struct.unpack_from(f"{width}s" * count, data)
+    usable = len(data) - len(data) % width
+    return struct.iter_unpack(f"{width}s", data[:usable])
 
 
 def _token_bytes(token_ids: "Sequence[int] | array[int]") -> bytes:
