@@ -144,10 +144,11 @@ def _rank_events(
 
 
 def _engine_binds(endpoint: str) -> bool:
-    """Whether the publisher listens: vLLM's binds where the endpoint has a wildcard or is local, else it connects.
+    """Whether the publisher listens rather than connects.
 
-    An endpoint with port 0 is reported as the node's own address, so another address without a
-    wildcard was bound as well.
+    The rule of vLLM: it binds where the endpoint has a wildcard or is local, and connects to all
+    others. An endpoint with port 0 is reported as the node's own address, so another address
+    without a wildcard was bound as well.
     """
     if "*" in endpoint or "::" in endpoint or endpoint.startswith("ipc://"):
         return True
