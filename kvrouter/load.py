@@ -1,0 +1,344 @@
+"""The load of each worker rank: the one source of truth about requests in flight. Pure.
+
+A request is booked in the decision that places it, its prefill is done at the first output byte,
+its decode blocks grow with its output, and it is settled once. Nothing expires: a stream of ten
+minutes stays booked, and who holds a lease settles it in a `finally`.
+
+What is counted, per rank:
+
+    active requests   leases that are not settled
+    prefill tokens    uncached prompt tokens of leases without a first output byte
+    decode tokens     distinct active prompt blocks by hash (shared by the rank's requests), blocks
+                      of a prompt that have no hash, and blocks that output filled, in tokens
+    recent tokens     uncached tokens of the latest bookings, decayed; for ties only
+
+All counts are integers but the last, so that they come back to 0 exactly. Booking and settling
+cost as much as the prompt's hashes take to be compared once, and memory is proportional to the
+distinct active blocks.
+
+A removed rank takes its counts with it. Its leases are then detached: they can still be settled,
+but touch nothing, not even a rank of the same name that has come back meanwhile.
+"""
+
+from collections import Counter, OrderedDict
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+
+import msgspec
+
+from events import WorkerRank
+from kvrouter.active_blocks import ActiveBlocks, Hold
+from kvrouter.prompt import HASH_BYTES, Prompt
+
+RECENT_HALF_LIFE_S = 10.0
+"""How fast recent tokens fade. Longer than the pauses of one client's sequential requests, which
+must find a difference; much shorter than what makes a rank that was busy long ago look busy."""
+
+
+class Outcome(StrEnum):
+    """How a request ended on a rank: a closed set, used as a metric label."""
+
+    OK = "ok"
+    REFUSED = "refused"
+    """The engine answered with a 4xx that says the request is wrong."""
+    BACKPRESSURE = "backpressure"
+    """The engine answered 429 or 503."""
+    ENGINE_FAILED = "engine_failed"
+    """No connection, a lost one, another 5xx, or an error within the stream."""
+    TIMED_OUT = "timed_out"
+    CLIENT_GONE = "client_gone"
+    INTERNAL_ERROR = "internal_error"
+    """Our own bug."""
+
+
+class RankLoad(msgspec.Struct, frozen=True, gc=False):
+    """The load of one rank at one moment. `block_size` is that of its latest booking."""
+
+    active_requests: int = 0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    recent_tokens: float = 0.0
+    oldest_prefill_age_s: float = 0.0
+    """Since the oldest request without a first output byte was booked; 0 if there is none."""
+    last_turn: int = 0
+    """The number of its latest booking among those of all ranks; 0 if it never had one."""
+    block_size: int = 1
+
+    @property
+    def decode_blocks(self) -> float:
+        """`decode_tokens` in blocks; whole ones unless the rank's block size has changed."""
+        return self.decode_tokens / self.block_size
+
+
+IDLE = RankLoad()
+
+
+class Totals(msgspec.Struct, frozen=True):
+    """Sums over all present ranks, and how many leases were settled with which outcome."""
+
+    active_requests: int
+    prefill_tokens: int
+    decode_tokens: int
+    settled: Mapping[Outcome, int]
+
+
+class _Entry:
+    """The counts of one rank from its first booking to its removal."""
+
+    __slots__ = (
+        "block_size",
+        "decode_tokens",
+        "last_turn",
+        "leases",
+        "prefill_tokens",
+        "recent_at",
+        "recent_tokens",
+        "waiting",
+    )
+
+    def __init__(self) -> None:
+        self.block_size = 1
+        self.prefill_tokens = 0
+        self.decode_tokens = 0
+        self.recent_tokens = 0.0
+        self.recent_at = 0.0
+        self.last_turn = 0
+        self.leases: set[Lease] = set()
+        self.waiting: OrderedDict[Lease, None] = OrderedDict()
+        """Those without a first output byte, oldest first (its first is found in O(1))."""
+
+    def recent(self, now: float, half_life_s: float) -> float:
+        if not self.recent_tokens:
+            return 0.0
+        return float(self.recent_tokens * 0.5 ** (max(0.0, now - self.recent_at) / half_life_s))
+
+    def oldest_prefill_age_s(self, now: float) -> float:
+        return max(0.0, now - next(iter(self.waiting)).booked_at) if self.waiting else 0.0
+
+
+class Lease:
+    """One booked request on one rank. Every method may be called late, early or again."""
+
+    __slots__ = (
+        "_entry",
+        "_hashed_blocks",
+        "_hold",
+        "_length",
+        "_load",
+        "_own_blocks",
+        "block_size",
+        "booked_at",
+        "outcome",
+        "output_tokens",
+        "prefill_done_at",
+        "prefill_tokens",
+        "rank",
+        "settled_at",
+    )
+
+    def __init__(
+        self, load: "Load", rank: WorkerRank, prefill_tokens: int, block_size: int, now: float
+    ) -> None:
+        self.rank = rank
+        self.prefill_tokens = prefill_tokens
+        """Prompt tokens that the rank was expected not to have cached."""
+        self.block_size = block_size
+        self.booked_at = now
+        self.prefill_done_at: float | None = None
+        self.output_tokens = 0
+        self.outcome: Outcome | None = None
+        self.settled_at: float | None = None
+        self._load = load
+        self._entry: _Entry | None = None
+        self._hold: tuple[ActiveBlocks, Hold] | None = None
+        self._length = 0
+        self._hashed_blocks = 0
+        self._own_blocks = 0
+
+    def prefill_done(self, now: float) -> None:
+        """The first output byte is here."""
+        if self.prefill_done_at is not None or self.outcome is not None:
+            return
+        self.prefill_done_at = now
+        self._stop_waiting()
+
+    def add_output_tokens(self, n: int, now: float) -> None:
+        """The engine sent `n` more tokens, which also says that the prefill is over."""
+        if n <= 0 or self.outcome is not None:
+            return
+        if self.prefill_done_at is None:
+            self.prefill_done(now)
+        self.output_tokens += n
+        self._grow()
+
+    def settle(self, outcome: Outcome, now: float) -> bool:
+        """The request is over on this rank. True the first time; the first outcome stands."""
+        if self.outcome is not None:
+            return False
+        self.outcome = outcome
+        self.settled_at = now
+        self._load._settled[outcome] += 1  # noqa: SLF001 - a lease is a part of its load
+        self.detach()
+        return True
+
+    def attach(self, entry: _Entry, prompt: Prompt, tree: ActiveBlocks, cached_blocks: int) -> None:
+        """Enter the request into its rank's counts. Called once, by `Load.book`."""
+        hashes = prompt.hashes(self.block_size)
+        self._entry = entry
+        self._length = max(prompt.prompt_tokens, len(prompt.token_ids))
+        self._hashed_blocks = len(hashes) // HASH_BYTES
+        entry.leases.add(self)
+        entry.waiting[self] = None
+        entry.prefill_tokens += self.prefill_tokens
+        if hashes:
+            hold = tree.hold(self.rank, hashes, cached_blocks)
+            self._hold = (tree, hold)
+            entry.decode_tokens += hold.added_blocks * self.block_size
+        self._grow()
+
+    def detach(self) -> None:
+        """Take the request out of its rank's counts; nothing that comes later touches them.
+
+        Called by `settle` and `Load.remove`.
+        """
+        entry = self._entry
+        if entry is None:
+            return
+        self._stop_waiting()
+        self._entry = None
+        entry.leases.discard(self)
+        entry.decode_tokens -= self._own_blocks * self.block_size
+        if self._hold is not None:
+            tree, hold = self._hold
+            entry.decode_tokens -= tree.release(hold) * self.block_size
+            self._hold = None
+
+    def _stop_waiting(self) -> None:
+        if self._entry is None or self not in self._entry.waiting:
+            return
+        del self._entry.waiting[self]
+        self._entry.prefill_tokens -= self.prefill_tokens
+        if self._hold is not None:
+            tree, hold = self._hold
+            tree.computed(hold)
+
+    def _grow(self) -> None:
+        """Count the blocks that no hash names: the prompt's last part, and output."""
+        blocks = -(-(self._length + self.output_tokens) // self.block_size) - self._hashed_blocks
+        if self._entry is not None and blocks != self._own_blocks:
+            self._entry.decode_tokens += (blocks - self._own_blocks) * self.block_size
+            self._own_blocks = blocks
+
+
+class Load:
+    """The load of all ranks that had a booking since they were last removed."""
+
+    def __init__(self, *, recent_half_life_s: float = RECENT_HALF_LIFE_S) -> None:
+        self._half_life_s = recent_half_life_s
+        self._entries: dict[WorkerRank, _Entry] = {}
+        self._trees: dict[int, ActiveBlocks] = {}
+        self._turn = 0
+        self._settled: Counter[Outcome] = Counter()
+
+    def book(
+        self,
+        rank: WorkerRank,
+        prompt: Prompt,
+        *,
+        overlap_blocks: float,
+        block_size: int,
+        now: float,
+    ) -> Lease:
+        """Count a request on `rank`, of whose prompt it holds `overlap_blocks` (with credit)."""
+        uncached = max(1, prompt.prompt_tokens - int(overlap_blocks * block_size))
+        entry = self._entries.get(rank)
+        if entry is None:
+            entry = self._entries[rank] = _Entry()
+        self._turn += 1
+        entry.last_turn = self._turn
+        entry.block_size = block_size
+        entry.recent_tokens = entry.recent(now, self._half_life_s) + uncached
+        entry.recent_at = now
+        lease = Lease(self, rank, uncached, block_size, now)
+        lease.attach(entry, prompt, self._tree(block_size), int(overlap_blocks))
+        return lease
+
+    def of(self, rank: WorkerRank, now: float) -> RankLoad:
+        """The load of `rank`; idle if it never had a booking."""
+        entry = self._entries.get(rank)
+        if entry is None:
+            return IDLE
+        return RankLoad(
+            len(entry.leases),
+            entry.prefill_tokens,
+            entry.decode_tokens,
+            entry.recent(now, self._half_life_s),
+            entry.oldest_prefill_age_s(now),
+            entry.last_turn,
+            entry.block_size,
+        )
+
+    def active_blocks(self, prompt: Prompt, block_size: int) -> dict[WorkerRank, int]:
+        """How many leading blocks of the prompt are active already, for each rank with any."""
+        return self._tree(block_size).leading(prompt.hashes(block_size))
+
+    def prefilling_blocks(
+        self, prompt: Prompt, block_size: int, start_block: int
+    ) -> dict[WorkerRank, int]:
+        """How many of the prompt's blocks from `start_block` on requests in flight compute."""
+        return self._tree(block_size).prefilling(prompt.hashes(block_size), start_block)
+
+    def remove(self, rank: WorkerRank) -> None:
+        """Forget the rank and detach its leases."""
+        entry = self._entries.pop(rank, None)
+        if entry is not None:
+            for lease in tuple(entry.leases):
+                lease.detach()
+
+    def ranks(self) -> Sequence[WorkerRank]:
+        """The ranks that had a booking since they were last removed."""
+        return tuple(self._entries)
+
+    @property
+    def totals(self) -> Totals:
+        """Sums over all present ranks."""
+        entries = self._entries.values()
+        return Totals(
+            active_requests=sum(len(entry.leases) for entry in entries),
+            prefill_tokens=sum(entry.prefill_tokens for entry in entries),
+            decode_tokens=sum(entry.decode_tokens for entry in entries),
+            settled=dict(self._settled),
+        )
+
+    def check(self) -> None:
+        """Raise AssertionError unless every count equals a recount over the leases."""
+        hashed_tokens: Counter[WorkerRank] = Counter()
+        for block_size, tree in self._trees.items():
+            tree.check()
+            for rank, blocks in tree.recount().items():
+                hashed_tokens[rank] += blocks * block_size
+        _require(hashed_tokens.keys() <= self._entries.keys(), "removed ranks hold no blocks")
+        for rank, entry in self._entries.items():
+            _check_entry(entry, hashed_tokens[rank])
+
+    def _tree(self, block_size: int) -> ActiveBlocks:
+        tree = self._trees.get(block_size)
+        if tree is None:
+            tree = self._trees[block_size] = ActiveBlocks()
+        return tree
+
+
+def _check_entry(entry: _Entry, hashed_tokens: int) -> None:
+    waiting = {lease for lease in entry.leases if lease.prefill_done_at is None}
+    prefill_tokens = sum(lease.prefill_tokens for lease in waiting)
+    own_tokens = sum(lease._own_blocks * lease.block_size for lease in entry.leases)  # noqa: SLF001 - a recount
+    _require(all(lease.outcome is None for lease in entry.leases), "no settled lease is counted")
+    _require(waiting == entry.waiting.keys(), "waiting are those without a first output byte")
+    _require(prefill_tokens == entry.prefill_tokens, "prefill tokens are those of the waiting")
+    _require(hashed_tokens + own_tokens == entry.decode_tokens, "decode tokens are shared and own")
+    _require(prefill_tokens >= 0 <= own_tokens, "no count is negative")
+
+
+def _require(holds: bool, rule: str) -> None:
+    if not holds:
+        raise AssertionError(f"load: {rule}")
