@@ -1,0 +1,159 @@
+"""Chat templates, rendered as the engine's `transformers` library renders them.
+
+A template is code of the model's author: it runs in a sandbox and may raise anything. Rendering
+is thread-safe.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from kvrouter.tokenize.content_format import ContentFormat, detect_content_format
+
+# The end of an unfinished message is found again by this mark; its trailing space tells whether
+# the template stripped the message.
+_CONTINUE_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
+
+
+class TemplateError(Exception):
+    """The template can't be compiled."""
+
+
+class TemplateRefusedError(Exception):
+    """The template rejects these messages; the engine, rendering the same, would answer 400."""
+
+
+class ChatTemplate:
+    """One compiled chat template with the special tokens that it may name."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        try:
+            self._template = _ENVIRONMENT.from_string(source)
+            tree = _ENVIRONMENT.parse(source)
+        except (jinja2.TemplateError, RecursionError) as error:
+            raise TemplateError(f"the chat template does not compile: {error}") from error
+        self._special_tokens = dict(special_tokens)
+        self._source = source
+        self.content_format: ContentFormat = detect_content_format(tree)
+
+    @property
+    def knows_developer(self) -> bool:
+        """Whether the template handles the role `developer` (the engine's own rule: it says so)."""
+        return '"developer"' in self._source or "'developer'" in self._source
+
+    def render(
+        self,
+        messages: Sequence[dict[str, Any]],
+        *,
+        tools: Sequence[Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Render the text that the engine tokenizes; raises `TemplateRefusedError`."""
+        if not messages:
+            raise TemplateRefusedError("there are no messages")
+        if continue_final_message and add_generation_prompt:
+            raise TemplateRefusedError("a continued message can't have a generation prompt")
+        final = _last_text(messages[-1]) if continue_final_message else ""
+        shown = [*messages[:-1], _marked(messages[-1])] if continue_final_message else messages
+        context = {"documents": None, **self._special_tokens, **(variables or {})}
+        text = self._run(
+            {
+                **context,
+                "messages": shown,
+                "tools": tools,
+                "add_generation_prompt": add_generation_prompt,
+            }
+        )
+        return _cut_at_mark(text, final) if continue_final_message else text
+
+    def _run(self, context: dict[str, Any]) -> str:
+        try:
+            return self._template.render(context)
+        except Exception as error:  # a template is foreign code and may raise anything
+            raise TemplateRefusedError(f"{type(error).__name__}: {error}") from error
+
+
+class _GenerationTag(Extension):
+    """`{% generation %}` marks what the model wrote, for training; for a prompt it is nothing."""
+
+    tags = {"generation"}  # noqa: RUF012  # the type that jinja2 declares for it
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Unlike jinja2's own filter this escapes nothing for HTML."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)  # noqa: DTZ005  # the engine takes its local time too
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+_ENVIRONMENT = _environment()
+
+
+def _last_text(message: dict[str, Any]) -> str:
+    content = message.get("content")
+    parts = content if isinstance(content, list) else [{"text": content}]
+    for part in reversed(parts):
+        text = part.get("text") if isinstance(part, dict) else None
+        if isinstance(text, str):
+            return text
+    raise TemplateRefusedError("the final message has no text to continue")
+
+
+def _marked(message: dict[str, Any]) -> dict[str, Any]:
+    """The message with the mark behind its last text."""
+    content = message["content"]
+    if isinstance(content, str):
+        return {**message, "content": content + _CONTINUE_MARK}
+    last = max(place for place, part in enumerate(content) if isinstance(part.get("text"), str))
+    part = {**content[last], "text": content[last]["text"] + _CONTINUE_MARK}
+    return {**message, "content": [*content[:last], part, *content[last + 1 :]]}
+
+
+def _cut_at_mark(text: str, final: str) -> str:
+    """Cut behind the unfinished message; without its trailing space where that was stripped."""
+    place = text.rfind(_CONTINUE_MARK.strip())
+    if place < 0 or final.strip() not in text:
+        raise TemplateRefusedError("the template leaves out the message to be continued")
+    head = text[:place]
+    return head if text.startswith(_CONTINUE_MARK, place) else head.rstrip()

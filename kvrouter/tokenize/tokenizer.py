@@ -1,0 +1,284 @@
+"""One model's tokenizer: from a request to the prompt that its engine will see."""
+
+import logging
+from array import array
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from kvrouter.openai.body import Endpoint, RequestBody, without_surrogates
+from kvrouter.prompt import Fidelity, Prompt
+from kvrouter.tokenize.anthropic import anthropic_chat
+from kvrouter.tokenize.backend import Backend, HfBackend, estimated_tokens
+from kvrouter.tokenize.chat import Chat, openai_chat
+from kvrouter.tokenize.content_format import ContentFormat
+from kvrouter.tokenize.location import DEFAULT, TOOL_USE, TokenizerError, find_tokenizer
+from kvrouter.tokenize.messages import (
+    MEDIA_MARK,
+    UnreadableMessagesError,
+    conversation,
+    developer_as_system,
+    has_media,
+)
+from kvrouter.tokenize.responses import responses_chat
+from kvrouter.tokenize.template import ChatTemplate, TemplateError, TemplateRefusedError
+
+_LOG = logging.getLogger(__name__)
+
+_CHATS = {
+    Endpoint.CHAT: openai_chat,
+    Endpoint.RESPONSES: responses_chat,
+    Endpoint.MESSAGES: anthropic_chat,
+}
+_HARMONY = "gpt_oss"
+
+
+class ModelTokenizer:
+    """Turns requests for one model into prompts. Safe to use from several threads.
+
+    `chat_problem` says what is wrong with the model's chat template, empty when nothing is; chats
+    are then judged by their length alone, or as far as the template renders them.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        templates: Mapping[str, ChatTemplate],
+        *,
+        content_format: ContentFormat | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        tools_in_prompt_when_unused: bool = True,
+        harmony: bool = False,
+        chat_problem: str = "",
+    ) -> None:
+        self.backend = backend
+        self._templates = templates
+        self._content_format = content_format
+        self._defaults = dict(chat_template_kwargs or {})
+        self._tools_when_unused = tools_in_prompt_when_unused
+        self._harmony = harmony
+        self.chat_problem = chat_problem or self._warm_up()
+
+    @classmethod
+    def load(
+        cls,
+        folder_or_id: str,
+        *,
+        chat_template: Path | None = None,
+        content_format: ContentFormat | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        tools_in_prompt_when_unused: bool = True,
+        offline: bool = False,
+    ) -> "ModelTokenizer":
+        """Load from a folder or hub id; raises `TokenizerError` with what was tried.
+
+        The other arguments repeat what the engines were started with: `--chat-template`,
+        `--chat-template-content-format` (None: `auto`), `--default-chat-template-kwargs`,
+        `--exclude-tools-when-tool-choice-none` (as the opposite). A broken chat template is no
+        error: see `chat_problem`.
+        """
+        files = find_tokenizer(folder_or_id, offline=offline)
+        if chat_template is not None:
+            files = replace(files, templates={DEFAULT: _read_template(chat_template)})
+        templates: dict[str, ChatTemplate] = {}
+        problem = "" if files.templates else "the model has no chat template"
+        for name, source in files.templates.items():
+            try:
+                templates[name] = ChatTemplate(source, files.special_tokens)
+            except TemplateError as error:
+                problem = str(error)
+        return cls(
+            HfBackend(files),
+            templates,
+            content_format=content_format,
+            chat_template_kwargs=chat_template_kwargs,
+            tools_in_prompt_when_unused=tools_in_prompt_when_unused,
+            harmony=files.model_type == _HARMONY,
+            chat_problem=problem,
+        )
+
+    def prompt(self, request: RequestBody, *, namespace: bytes = b"") -> Prompt:
+        """Tokenize a request. CPU work of up to 0.5 s per MB; never raises for what a client sent.
+
+        What the engine will refuse, or what can't be reproduced, comes back BLIND or APPROXIMATE
+        with the reason.
+        """
+        try:
+            if request.endpoint is Endpoint.COMPLETIONS:
+                return self._completion(request, namespace)
+            return self._chat(request, namespace)
+        except (UnreadableMessagesError, TemplateRefusedError) as error:
+            return blind(request, f"the engine will refuse it: {error}"[:200])
+        except Exception as error:  # noqa: BLE001  # our bug may cost an overlap, not a request
+            _LOG.exception("could not tokenize %r", request)
+            return blind(request, f"tokenization failed: {type(error).__name__}")
+
+    # Completions
+
+    def _completion(self, request: RequestBody, namespace: bytes) -> Prompt:
+        doubts = _completion_doubts(request)
+        prompts = _prompts(request.prompt)
+        if not prompts:
+            return blind(request, "; ".join(doubts) or "there is no prompt")
+        ids = [self._completion_ids(request, prompt, doubts) for prompt in prompts]
+        if len(ids) > 1:
+            doubts.append(f"the first of {len(ids)} prompts")
+        return _prompt(ids[0], namespace, doubts, prompt_tokens=sum(map(len, ids)))
+
+    def _completion_ids(
+        self, request: RequestBody, prompt: str | list[Any], doubts: list[str]
+    ) -> "array[int]":
+        if isinstance(prompt, str):
+            special = request.get("add_special_tokens") is not False
+            return self._encode(request, prompt, doubts, add_special_tokens=special)
+        ids = _ids(prompt)
+        if ids is None:
+            doubts.append("an id that is no token id")
+            return array("I")
+        cut = _Truncation(request, doubts)
+        return cut.apply(ids)
+
+    # Chats
+
+    def _chat(self, request: RequestBody, namespace: bytes) -> Prompt:
+        chat = _CHATS[request.endpoint](request)
+        given = request.prompt_token_ids
+        if given is not None and not request.get("echo") and not has_media(chat.messages):
+            ids = _ids(given)
+            if ids:
+                return _prompt(ids, namespace, [])
+            return blind(request, "prompt_token_ids are no token ids")
+        if not self._tools_when_unused and request.get("tool_choice") == "none":
+            chat.tools = None
+        template = self._template(chat)
+        if template is None:
+            return blind(request, self.chat_problem)
+        if self._harmony:
+            chat.doubts.append("the engine renders chats of this model in its own way")
+        text = self._render(template, chat)
+        head, _, rest = text.partition(MEDIA_MARK)
+        if has_media(chat.messages):
+            chat.doubts.append("the text before the first picture or sound")
+        ids = self._encode(request, head, chat.doubts, add_special_tokens=chat.add_special_tokens)
+        behind = estimated_tokens(len(rest)) if rest else 0
+        return _prompt(ids, namespace, chat.doubts, prompt_tokens=len(ids) + behind)
+
+    def _template(self, chat: Chat) -> ChatTemplate | None:
+        named = self._templates.get(TOOL_USE) if chat.tools is not None else None
+        return named or self._templates.get(DEFAULT)
+
+    def _render(self, template: ChatTemplate, chat: Chat) -> str:
+        shown = conversation(chat.messages, self._content_format or template.content_format)
+        if not template.knows_developer:
+            shown = developer_as_system(shown)
+        return template.render(
+            shown,
+            tools=chat.tools,
+            add_generation_prompt=chat.add_generation_prompt,
+            continue_final_message=chat.continue_final_message,
+            variables={**self._defaults, **chat.variables},
+        )
+
+    def _warm_up(self) -> str:
+        """Render one plain message, so that a broken template is known before a client meets it."""
+        template = self._templates.get(DEFAULT)
+        if template is None:
+            return f"there is no chat template named {DEFAULT!r}"
+        try:
+            self._render(template, Chat(messages=[{"role": "user", "content": "Hello"}]))
+        except TemplateRefusedError as error:
+            return f"the chat template can't render a plain message: {error}"
+        return ""
+
+    # Both
+
+    def _encode(
+        self, request: RequestBody, text: str, doubts: list[str], *, add_special_tokens: bool
+    ) -> "array[int]":
+        clean = without_surrogates(text)
+        if clean != text:
+            doubts.append("a lone surrogate in the text")
+        cut = _Truncation(request, doubts)
+        if cut.keep is not None and not cut.explicit_side:
+            return self.backend.encode(
+                clean, add_special_tokens=add_special_tokens, keep_last=cut.keep
+            )
+        return cut.apply(self.backend.encode(clean, add_special_tokens=add_special_tokens))
+
+
+class _Truncation:
+    """How many tokens of a prompt the client wants to keep, and of which end.
+
+    The engine's default end is the last one. With the default, a text is cut before special
+    tokens are added; with an explicit side (and for ids) the finished ids are cut.
+    """
+
+    def __init__(self, request: RequestBody, doubts: list[str]) -> None:
+        keep = request.get("truncate_prompt_tokens")
+        self.keep: int | None = None
+        if isinstance(keep, int) and not isinstance(keep, bool):
+            if keep >= 0:
+                self.keep = keep
+            else:
+                doubts.append("the engine may cut the prompt to the model's length")
+        side = request.get("truncation_side")
+        self.explicit_side = side in ("left", "right")
+        self._first = side == "right"
+
+    def apply(self, ids: "array[int]") -> "array[int]":
+        if self.keep is None or self.keep >= len(ids):
+            return ids
+        return ids[: self.keep] if self._first else ids[len(ids) - self.keep :]
+
+
+def blind(request: RequestBody, reason: str) -> Prompt:
+    """A prompt of which only the size of its body is known."""
+    return Prompt.blind(estimated_tokens(request.size), reason)
+
+
+def _prompt(
+    ids: "array[int]", namespace: bytes, doubts: list[str], *, prompt_tokens: int | None = None
+) -> Prompt:
+    return Prompt(
+        ids,
+        prompt_tokens=prompt_tokens,
+        namespace=namespace,
+        fidelity=Fidelity.APPROXIMATE if doubts else Fidelity.EXACT,
+        reason="; ".join(dict.fromkeys(doubts)),
+    )
+
+
+def _completion_doubts(request: RequestBody) -> list[str]:
+    doubts = []
+    if request.get("suffix"):
+        doubts.append("a suffix is rendered by the engine")
+    if request.get("prompt_embeds") is not None:
+        doubts.append("the prompt holds embeddings")
+    return doubts
+
+
+def _prompts(prompt: Any) -> list[str | list[Any]]:
+    """The prompts of a completion: one text, texts, one list of ids, or several."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if not isinstance(prompt, list) or not prompt:
+        return []
+    if isinstance(prompt[0], int):
+        return [prompt]
+    return [one for one in prompt if isinstance(one, str | list)]
+
+
+def _ids(values: list[Any]) -> "array[int] | None":
+    """The ids as an array; None when they are no token ids."""
+    try:
+        return array("I", values)
+    except (TypeError, OverflowError):
+        return None
+
+
+def _read_template(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TokenizerError(f"the chat template {path} can't be read: {error}") from error
