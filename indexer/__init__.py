@@ -1,5 +1,17 @@
 """Which blocks live on which worker rank."""
 
 from indexer.hashing import block_hashes, namespace
+from indexer.model import Applied, IgnoreCause, IndexStats, InvariantError, Overlap, ResyncCause
+from indexer.radix import RadixIndex
 
-__all__ = ["block_hashes", "namespace"]
+__all__ = [
+    "Applied",
+    "IgnoreCause",
+    "IndexStats",
+    "InvariantError",
+    "Overlap",
+    "RadixIndex",
+    "ResyncCause",
+    "block_hashes",
+    "namespace",
+]

@@ -1,0 +1,343 @@
+"""What one worker rank holds: its engine's names for blocks, and how many copies of each.
+
+An engine keeps several physical copies of one block and announces the removal of each of them, so
+every name has a count per tier and cache group. Three cases:
+
+- The main group (the first full-attention group) on the GPU is the common one. Being in `where` is
+  a count of 1; `copies` has the counts that are not 1. Its blocks stand in the tree.
+- The main group on lower tiers has a count per name in `lower`. A block that is only there stands
+  in the tree too, with a GPU count of 0.
+- The other groups only limit how much of a prefix is usable. They use the same names, so a count
+  per name is all they need, whatever the order in which the groups' events come.
+
+A name means one place in the tree: the one where it was stored last. One place may have several
+names (the engine's hash has something in it that ours has not): the first is in `where`, the others
+are aliases of it.
+"""
+
+import struct
+from collections.abc import Iterable, Sequence
+
+from xxhash import xxh3_64_intdigest
+
+from events import EngineHash, Tier, WorkerRank
+from indexer.groups import window_blocks
+from indexer.tree import Node, Run, Span, ones
+
+ORPHANS_BEFORE_RESYNC = 8
+"""Orphaned events after which a rank is doubted. Each resync doubles it: where a replay can't give
+what is missing, clearing the rank over and over would only lose what is known."""
+
+
+def to_name(engine_hash: EngineHash) -> int:
+    """An engine hash as an unsigned 64-bit name."""
+    if isinstance(engine_hash, bytes):
+        return xxh3_64_intdigest(engine_hash)
+    return engine_hash
+
+
+def to_names(engine_hashes: Sequence[EngineHash]) -> list[int]:
+    """Engine hashes as names, in order."""
+    return [name if type(name) is int else to_name(name) for name in engine_hashes]
+
+
+class Group:
+    """A cache group besides the main one: counts per tier and name, and what it demands.
+
+    `window` is in tokens; None demands every block (a second full-attention group).
+    """
+
+    __slots__ = ("block_size", "counts", "window")
+
+    def __init__(self, window: int | None, block_size: int) -> None:
+        self.window = window
+        self.block_size = block_size
+        self.counts: dict[Tier, dict[int, int]] = {}
+
+    @property
+    def window_blocks(self) -> int | None:
+        """The blocks that have to be there before the end of a usable prefix."""
+        return None if self.window is None else window_blocks(self.window, self.block_size)
+
+    def store(self, tier: Tier, names: Iterable[int]) -> None:
+        """Count one more copy of each."""
+        counts = self.counts.setdefault(tier, {})
+        for name in names:
+            counts[name] = counts.get(name, 0) + 1
+
+    def remove(self, tier: Tier, name: int) -> bool:
+        """Count one copy less; False if there was none."""
+        return take_one(self.counts.get(tier, {}), name)
+
+    def holds(self, name: int, tiers: Iterable[Tier]) -> bool:
+        """Whether there is a copy on any of these tiers."""
+        return any(name in self.counts.get(tier, ()) for tier in tiers)
+
+
+class Holdings:
+    """One worker rank's blocks; the tree's holder. `bit` is the rank's place in bit masks.
+
+    `touched` is the tree's: every node that something changes in is noted there.
+    """
+
+    __slots__ = (
+        "aliases",
+        "bit",
+        "block_size",
+        "capacity",
+        "copies",
+        "gpu_copies",
+        "groups",
+        "lower",
+        "main_group",
+        "main_of",
+        "opaque",
+        "orphan_limit",
+        "orphaned_events",
+        "rank",
+        "touched",
+        "unpaired",
+        "where",
+    )
+
+    def __init__(self, rank: WorkerRank, bit: int, touched: dict[Node, None]) -> None:
+        self.rank = rank
+        self.bit = bit
+        self.touched = touched
+        self.block_size: int | None = None
+        self.capacity: int | None = None
+        self.orphan_limit = ORPHANS_BEFORE_RESYNC
+        self._forget_all()
+
+    def _forget_all(self) -> None:
+        self.where: dict[int, Run] = {}
+        self.main_of: dict[int, int] = {}  # alias -> the name in `where`
+        self.aliases: dict[int, list[int]] = {}  # the name in `where` -> its aliases
+        self.copies: dict[int, int] = {}
+        self.lower: dict[Tier, dict[int, int]] = {}
+        self.groups: dict[int, Group] = {}
+        self.main_group: int | None = None
+        self.opaque: set[int] = set()
+        self.unpaired = False
+        self.gpu_copies = 0
+        self.orphaned_events = 0
+
+    def clear(self) -> None:
+        """Forget all blocks and groups; the block size and the capacity stay.
+
+        The groups go too: behind the same address another model may have started.
+        """
+        for run in set(self.where.values()):
+            del run.node.runs[self]
+            self.touched[run.node] = None
+        self._forget_all()
+
+    def adopt_block_size(self, block_size: int) -> None:
+        """Go over to another block size: the blocks and groups of the old one go.
+
+        Prompts are hashed in one block size per rank, so old blocks would match nothing. Groups
+        that came with the new size earlier in the same batch stay.
+        """
+        groups = {at: group for at, group in self.groups.items() if group.block_size == block_size}
+        if self.block_size is not None:
+            self.clear()
+            self.groups = groups
+            self.gpu_copies = sum(
+                sum(group.counts.get(Tier.GPU, {}).values()) for group in groups.values()
+            )
+        self.block_size = block_size
+
+    # What is known
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the GPU blocks of the main group are the whole story."""
+        return not (self.lower or self.groups)
+
+    @property
+    def is_approximate(self) -> bool:
+        """Whether the rank has blocks that we can't follow."""
+        foreign = any(group.block_size != self.block_size for group in self.groups.values())
+        return bool(self.opaque) or self.unpaired or foreign
+
+    @property
+    def blocks(self) -> int:
+        """Names of main-group blocks on any tier."""
+        return len(self.where) + len(self.main_of)
+
+    def knows(self, name: int) -> bool:
+        """Whether the main group has this block on any tier."""
+        return name in self.where or name in self.main_of
+
+    def gpu_count(self, name: int) -> int:
+        """Copies of a known name on the GPU."""
+        return self.copies.get(name, 1)
+
+    def place_of(self, name: int) -> tuple[Node, int] | None:
+        """Node and position of a block, or None if the name is not known."""
+        main = self.main_of.get(name, name)
+        run = self.where.get(main)
+        return None if run is None else (run.node, run.position(main))
+
+    def names_of(self, main: int) -> list[int]:
+        """All names of the place whose first name is `main`."""
+        return [main, *self.aliases.get(main, ())]
+
+    def is_on(self, main: int, tiers: Iterable[Tier]) -> bool:
+        """Whether any name of a place has a copy on one of these lower tiers."""
+        counts = [self.lower[tier] for tier in tiers if tier in self.lower]
+        return any(name in held for name in self.names_of(main) for held in counts)
+
+    # Storing
+
+    def store(self, span: Span, names: Sequence[int], tier: Tier) -> None:
+        """Count one more copy of the blocks at `span`, which these are the names of."""
+        run = span.node.run_of(self)
+        self.touched[span.node] = None
+        if tier is Tier.GPU and self._store_new(run, span, names):
+            return
+        for position, name in enumerate(names, span.start):
+            self._take_place(name, run, position)
+            self.add_copy(name, tier)
+
+    def _store_new(self, run: Run, span: Span, names: Sequence[int]) -> bool:
+        """The common case at once: neither a name nor a place of these is known yet."""
+        fresh = dict.fromkeys(names, run)
+        mask = ones(span.blocks) << span.start
+        if run.known & mask or len(fresh) < span.blocks:
+            return False
+        if not (self.where.keys().isdisjoint(fresh) and self.main_of.keys().isdisjoint(fresh)):
+            return False
+        run.write(span.start, struct.pack(f">{span.blocks}Q", *names))
+        run.gpu |= mask
+        self.where.update(fresh)
+        self.gpu_copies += span.blocks
+        return True
+
+    def _take_place(self, name: int, run: Run, position: int) -> None:
+        """Make `name` mean this place; its counts stay (none if it is new)."""
+        place = self.place_of(name)
+        if place == (run.node, position):
+            return
+        if place is None:
+            self.copies[name] = 0
+        else:
+            self._leave_place(name)
+        if run.known >> position & 1:
+            main = run.name_at(position)
+            self.main_of[name] = main
+            self.aliases.setdefault(main, []).append(name)
+        else:
+            run.write(position, struct.pack(">Q", name))
+            self.where[name] = run
+        self._show(name)
+
+    def add_copy(self, name: int, tier: Tier) -> None:
+        """Count one more copy of a known name."""
+        if tier is Tier.GPU:
+            self.gpu_copies += 1
+            self._set_gpu_count(name, self.gpu_count(name) + 1)
+        else:
+            counts = self.lower.setdefault(tier, {})
+            counts[name] = counts.get(name, 0) + 1
+
+    # Removing
+
+    def remove(self, name: int, tier: Tier, group: int) -> bool:
+        """Count one copy less; False if there was none."""
+        beside = self.groups.get(group)
+        if beside is not None:
+            removed = beside.remove(tier, name)
+            self.gpu_copies -= removed and tier is Tier.GPU
+            return removed
+        if tier is not Tier.GPU:
+            return self._remove_from_lower(name, tier)
+        return group == self.main_group and self._remove_from_gpu(name)
+
+    def _remove_from_lower(self, name: int, tier: Tier) -> bool:
+        counts = self.lower.get(tier, {})
+        if not take_one(counts, name):
+            return False
+        if not counts:
+            del self.lower[tier]
+        if self.gpu_count(name) == 0 and not self._is_lower(name):
+            self._forget(name)
+        return True
+
+    def _remove_from_gpu(self, name: int) -> bool:
+        count = self.gpu_count(name)
+        if not count or not self.knows(name):
+            return False
+        self.gpu_copies -= 1
+        if count > 1 or self._is_lower(name):
+            self._set_gpu_count(name, count - 1)
+        else:
+            self._forget(name)
+        return True
+
+    def _is_lower(self, name: int) -> bool:
+        return any(name in counts for counts in self.lower.values())
+
+    def _set_gpu_count(self, name: int, count: int) -> None:
+        if count == 1:
+            self.copies.pop(name, None)
+        else:
+            self.copies[name] = count
+        self._show(name)
+
+    def _forget(self, name: int) -> None:
+        self._leave_place(name)
+        self.copies.pop(name, None)
+
+    def _leave_place(self, name: int) -> None:
+        """Take a name off its place; an alias moves up where it was the first one."""
+        main = self.main_of.pop(name, None)
+        if main is not None:
+            self._drop_alias(main, name)
+            self._show(main)
+            return
+        run = self.where.pop(name)
+        position = run.position(name)
+        self.touched[run.node] = None
+        run.known &= ~(1 << position)
+        run.gpu &= ~(1 << position)
+        heirs = self.aliases.pop(name, None)
+        if heirs:
+            self._inherit(run, position, heirs)
+
+    def _drop_alias(self, main: int, name: int) -> None:
+        others = self.aliases[main]
+        others.remove(name)
+        if not others:
+            del self.aliases[main]
+
+    def _inherit(self, run: Run, position: int, heirs: list[int]) -> None:
+        heir, *others = heirs
+        del self.main_of[heir]
+        run.write(position, struct.pack(">Q", heir))
+        self.where[heir] = run
+        if others:
+            self.aliases[heir] = others
+            self.main_of.update(dict.fromkeys(others, heir))
+        self._show(heir)
+
+    def _show(self, name: int) -> None:
+        """Make the GPU bit of a name's place say whether any of its names has a copy there."""
+        main = self.main_of.get(name, name)
+        run = self.where[main]
+        position = run.position(main)
+        self.touched[run.node] = None
+        if any(self.gpu_count(other) for other in self.names_of(main)):
+            run.gpu |= 1 << position
+        else:
+            run.gpu &= ~(1 << position)
+
+
+def take_one(counts: dict[int, int], name: int) -> bool:
+    """Count one less and drop what reaches 0; False if it was not there."""
+    count = counts.get(name, 0)
+    if count > 1:
+        counts[name] = count - 1
+    elif count:
+        del counts[name]
+    return count > 0

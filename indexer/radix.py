@@ -1,0 +1,291 @@
+"""The index: events in, overlaps out.
+
+The source of truth is what each engine announced, kept per worker rank in `Holdings`; the tree
+and its masks are views of it that a match can walk fast. All of it may lag behind the engine or,
+after a lost event, be wrong: that costs a worse choice of worker, never a client's answer.
+
+One thread uses an index at a time: nothing here waits, and no match sees half a batch.
+"""
+
+from events import (
+    BlocksCleared,
+    BlocksRemoved,
+    BlocksStored,
+    EventBatch,
+    GroupKind,
+    Tier,
+    WorkerRank,
+)
+from indexer.hashing import chain
+from indexer.holdings import Group, Holdings, to_name, to_names
+from indexer.invariants import check_index
+from indexer.lookup import Step, bits, gpu_ends, overlap, steps
+from indexer.model import Applied, IgnoreCause, IndexStats, Overlap, ResyncCause
+from indexer.origin import extras, origin
+from indexer.tree import LABEL_BLOCKS, Node, Tree
+
+_REMEMBERED_MASKS = 1024
+
+
+class RadixIndex:
+    """Which blocks of one model live on which worker rank.
+
+    `label_blocks` is the longest run of blocks in one node of the tree.
+    """
+
+    def __init__(self, *, label_blocks: int = LABEL_BLOCKS) -> None:
+        self._tree = Tree(label_blocks)
+        self._holdings: dict[WorkerRank, Holdings] = {}
+        self._by_bit: dict[int, Holdings] = {}
+        self._plain = 0  # mask of the ranks whose GPU blocks are the whole story
+        self._ranks_of_mask: dict[int, dict[WorkerRank, None]] = {}
+
+    # Events
+
+    def apply(self, rank: WorkerRank, batch: EventBatch) -> Applied:
+        """Apply the events of one batch in order; a rank that is not known yet is added."""
+        holdings = self._of(rank)
+        applied = Applied()
+        stored: list[bytes] = []
+        for event in batch.events:
+            if isinstance(event, BlocksStored):
+                self._store(holdings, event, applied, stored)
+            elif isinstance(event, BlocksRemoved):
+                _remove(holdings, event, applied)
+            elif isinstance(event, BlocksCleared):
+                holdings.clear()
+                applied.cleared += 1
+        applied.stored = b"".join(stored)
+        applied.resync = _doubt(holdings)
+        self._settle(holdings)
+        return applied
+
+    def _store(
+        self, holdings: Holdings, event: BlocksStored, applied: Applied, stored: list[bytes]
+    ) -> None:
+        names = to_names(event.block_hashes)
+        if not names:
+            return
+        if _is_beside_main(holdings, event):
+            _store_beside_main(holdings, event, names, applied)
+        elif event.tier is not Tier.GPU and (
+            not event.token_ids or all(map(holdings.knows, names))
+        ):
+            _store_known(holdings, event.tier, names, applied)
+        elif cause := _unusable(holdings, event):
+            applied.ignore(cause, len(names))
+        else:
+            self._store_main(holdings, event, names, applied, stored)
+
+    def _store_main(
+        self,
+        holdings: Holdings,
+        event: BlocksStored,
+        names: list[int],
+        applied: Applied,
+        stored: list[bytes],
+    ) -> None:
+        """Blocks of the main group with their tokens: the ones that make prefixes."""
+        if event.block_size != holdings.block_size:
+            holdings.adopt_block_size(event.block_size)
+            applied.adopted_block_size = event.block_size
+        if event.tier is Tier.GPU:
+            holdings.main_group = event.group
+        behind = self._behind(holdings, event)
+        if behind is None:
+            holdings.orphaned_events += 1
+            applied.orphans += len(names)
+            return
+        node, start, previous = behind
+        hashes = chain(previous, event.token_ids, event.block_size, extras(event))
+        at = 0
+        for span in self._tree.place(node, start, hashes, holdings):
+            holdings.store(span, names[at : at + span.blocks], event.tier)
+            at += span.blocks
+        applied.stored_blocks += at
+        if event.tier is Tier.GPU:
+            stored.append(hashes)
+
+    def _behind(self, holdings: Holdings, event: BlocksStored) -> tuple[Node, int, bytes] | None:
+        """Where the event's blocks start, and the hash before; None if the parent is unknown."""
+        if event.parent is None:
+            return self._tree.root, 0, origin(event)
+        place = holdings.place_of(to_name(event.parent))
+        if place is None:
+            return None
+        node, position = place
+        return node, position + 1, node.hash_at(position)
+
+    def _settle(self, holdings: Holdings, *, join: bool = True) -> None:
+        self._tree.settle(holdings, join=join)
+        self._plain &= ~holdings.bit
+        if holdings.is_plain:
+            self._plain |= holdings.bit
+
+    # Life of a rank
+
+    def _of(self, rank: WorkerRank) -> Holdings:
+        holdings = self._holdings.get(rank)
+        if holdings is None:
+            used = sum(self._by_bit)
+            bit = ~used & (used + 1)  # the lowest one that is free
+            holdings = Holdings(rank, bit, self._tree.touched)
+            self._holdings[rank] = self._by_bit[bit] = holdings
+            self._plain |= bit
+        return holdings
+
+    def clear(self, rank: WorkerRank) -> None:
+        """Forget all blocks of a rank; it stays known."""
+        holdings = self._holdings.get(rank)
+        if holdings is not None:
+            holdings.clear()
+            self._settle(holdings, join=False)
+
+    def remove_worker(self, name: str) -> None:
+        """Forget a worker and all of its ranks."""
+        for rank in [rank for rank in self._holdings if rank.worker == name]:
+            self.clear(rank)
+            bit = self._holdings.pop(rank).bit
+            del self._by_bit[bit]
+            self._plain &= ~bit
+        self._ranks_of_mask.clear()
+
+    def set_capacity(self, rank: WorkerRank, blocks: int | None) -> None:
+        """How many blocks the rank's GPU can hold, over all cache groups; None if not known."""
+        self._of(rank).capacity = blocks
+
+    # Questions
+
+    def match(self, hashes: bytes) -> dict[WorkerRank, Overlap]:
+        """The ranks that hold leading blocks of a prompt, and how many.
+
+        `hashes` are the prompt's `block_hashes` in the ranks' block size, already cut to what a
+        cache hit can cover. Costs a step per node of the path and per place where ranks end; ranks
+        with several tiers or groups are looked at one by one.
+        """
+        path = steps(self._tree.root, hashes)
+        found: dict[WorkerRank, Overlap] = {}
+        for mask, blocks in gpu_ends(path, self._plain, self._by_bit):
+            found.update(dict.fromkeys(self._ranks(mask), Overlap(blocks)))
+        if len(self._holdings) > self._plain.bit_count():
+            found.update(self._special_overlaps(path))
+        return found
+
+    def _special_overlaps(self, path: list[Step]) -> dict[WorkerRank, Overlap]:
+        special = (holdings for holdings in self._holdings.values() if not holdings.is_plain)
+        overlaps = ((holdings.rank, overlap(path, holdings)) for holdings in special)
+        return {rank: blocks for rank, blocks in overlaps if blocks.total}
+
+    def _ranks(self, mask: int) -> dict[WorkerRank, None]:
+        """The ranks of a mask, remembered: the same prefixes are asked for again and again."""
+        ranks = self._ranks_of_mask.get(mask)
+        if ranks is None:
+            ranks = {self._by_bit[bit].rank: None for bit in bits(mask)}
+            if len(self._ranks_of_mask) >= _REMEMBERED_MASKS:
+                self._ranks_of_mask.clear()
+            self._ranks_of_mask[mask] = ranks
+        return ranks
+
+    def ranks(self) -> list[WorkerRank]:
+        """All known ranks, also those without blocks."""
+        return list(self._holdings)
+
+    def blocks(self, rank: WorkerRank) -> int:
+        """How many blocks the rank has on any tier (by the engine's names; copies count once)."""
+        holdings = self._holdings.get(rank)
+        return holdings.blocks if holdings is not None else 0
+
+    def block_size(self, rank: WorkerRank) -> int | None:
+        """The block size of the rank's events, in tokens; None before the first one."""
+        holdings = self._holdings.get(rank)
+        return holdings.block_size if holdings is not None else None
+
+    def is_approximate(self, rank: WorkerRank) -> bool:
+        """Whether the rank has cache groups or events that we can't follow (Mamba, say)."""
+        holdings = self._holdings.get(rank)
+        return holdings is not None and holdings.is_approximate
+
+    def stats(self) -> IndexStats:
+        """The size of the index."""
+        blocks = sum(holdings.blocks for holdings in self._holdings.values())
+        return IndexStats(len(self._holdings), self._tree.nodes, self._tree.blocks, blocks)
+
+    def check(self) -> None:
+        """Raise InvariantError if anything contradicts anything. Slow: for tests and doubt."""
+        check_index(self._tree, self._by_bit, self._plain)
+
+
+def _is_beside_main(holdings: Holdings, event: BlocksStored) -> bool:
+    """Whether the event belongs to another group than the one that makes prefixes."""
+    if event.group == holdings.main_group:
+        return False
+    if event.group in holdings.groups or event.group in holdings.opaque:
+        return True
+    if event.group_kind is not GroupKind.FULL:
+        return True
+    # Offloading tiers need not number their groups.
+    return holdings.main_group is not None and event.tier is Tier.GPU
+
+
+def _store_beside_main(
+    holdings: Holdings, event: BlocksStored, names: list[int], applied: Applied
+) -> None:
+    group = holdings.groups.get(event.group) or _new_group(holdings, event)
+    if group is None:
+        applied.ignore(IgnoreCause.OPAQUE_GROUP, len(names))
+        return
+    group.store(event.tier, names)
+    applied.stored_blocks += len(names)
+    if event.tier is Tier.GPU:
+        holdings.gpu_copies += len(names)
+
+
+def _new_group(holdings: Holdings, event: BlocksStored) -> Group | None:
+    """The group of a first event; None if nothing follows from its blocks."""
+    windowless = event.group_kind is GroupKind.SLIDING and not event.sliding_window
+    if event.group_kind is GroupKind.OPAQUE or windowless or not event.block_size:
+        holdings.opaque.add(event.group)
+        return None
+    window = event.sliding_window if event.group_kind is GroupKind.SLIDING else None
+    group = holdings.groups[event.group] = Group(window, event.block_size)
+    return group
+
+
+def _store_known(holdings: Holdings, tier: Tier, names: list[int], applied: Applied) -> None:
+    """Blocks of an offloading tier by name alone: what they are only a known name can tell."""
+    for name in names:
+        if holdings.knows(name):
+            holdings.add_copy(name, tier)
+            applied.stored_blocks += 1
+        else:
+            applied.ignore(IgnoreCause.PLACEHOLDER, 1)
+
+
+def _unusable(holdings: Holdings, event: BlocksStored) -> IgnoreCause | None:
+    pairs = event.block_size > 0
+    if not pairs or len(event.token_ids) != event.block_size * len(event.block_hashes):
+        holdings.unpaired = True
+        return IgnoreCause.UNPAIRED
+    if event.tier is not Tier.GPU and event.block_size != holdings.block_size:
+        return IgnoreCause.OTHER_BLOCK_SIZE
+    return None
+
+
+def _remove(holdings: Holdings, event: BlocksRemoved, applied: Applied) -> None:
+    names = to_names(event.block_hashes)
+    if event.group in holdings.opaque:
+        applied.ignore(IgnoreCause.OPAQUE_GROUP, len(names))
+        return
+    removed = sum(holdings.remove(name, event.tier, event.group) for name in names)
+    applied.removed_blocks += removed
+    applied.unknown_removed += len(names) - removed
+
+
+def _doubt(holdings: Holdings) -> ResyncCause | None:
+    if holdings.capacity is not None and holdings.gpu_copies > holdings.capacity:
+        return ResyncCause.OVER_CAPACITY
+    if holdings.orphaned_events >= holdings.orphan_limit:
+        holdings.orphaned_events = 0
+        holdings.orphan_limit *= 2
+        return ResyncCause.ORPHANS
+    return None
