@@ -1,0 +1,137 @@
+"""Tokenization beside the event loop: short prompts at once, long ones in a few threads.
+
+The encoder releases the GIL, so a thread's work costs the loop only the conversion of the ids
+(about 5 ms for 128k tokens) and the rendering of the template. The queue is bounded in requests
+and in bytes, and a request waits for its result only up to a deadline: past any of these bounds
+it is routed by its length, which costs an overlap, never the request.
+"""
+
+import asyncio
+import threading
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from time import perf_counter
+
+from kvrouter.openai.body import RequestBody
+from kvrouter.prompt import Prompt
+from kvrouter.tokenize.tokenizer import ModelTokenizer, blind
+
+
+@dataclass(frozen=True)
+class PoolSettings:
+    """Bounds of the pool."""
+
+    inline_bytes: int = 2048
+    """Bodies up to this size are tokenized on the loop (about 1 ms at most)."""
+    threads: int = 2
+    max_requests: int = 64
+    """Requests that wait or are worked on; the next one is routed by its length."""
+    max_bytes: int = 64 * 1024 * 1024
+    """Bytes of their bodies."""
+    deadline_s: float = 5.0
+    """How long a request waits for its tokens."""
+
+
+@dataclass(slots=True)
+class PoolStats:
+    """Counters since the start, and what is under way now."""
+
+    inline: int = 0
+    pooled: int = 0
+    rejected: int = 0
+    """Turned away because the queue was full."""
+    expired: int = 0
+    """Gave up at the deadline."""
+    seconds: float = 0.0
+    """Spent on tokenization, inline and in threads (wall clock)."""
+    requests: int = 0
+    """Waiting or worked on now."""
+    bytes: int = 0
+    """Of their bodies."""
+
+
+class TokenizerPool:
+    """Tokenizes requests of any model. Owned by whoever made it, who calls `close()`.
+
+    Use it from one event loop. `stats` may be read at any time.
+    """
+
+    def __init__(self, settings: PoolSettings = PoolSettings()) -> None:
+        self._settings = settings
+        self._threads = ThreadPoolExecutor(settings.threads, thread_name_prefix="tokenize")
+        self._lock = threading.Lock()  # worker threads count too
+        self._closed = False
+        self.stats = PoolStats()
+
+    async def prompt(
+        self,
+        tokenizer: ModelTokenizer | None,
+        request: RequestBody,
+        *,
+        namespace: bytes = b"",
+        block_sizes: Iterable[int] = (),
+    ) -> Prompt:
+        """Tokenize and hash one request, inline when it is short. Never raises, never waits long.
+
+        Without a tokenizer, on a full queue and past the deadline the prompt is BLIND, its length
+        estimated from the bytes. A cancelled caller takes its work off the queue.
+        """
+        if tokenizer is None:
+            return blind(request, "no tokenizer for the model")
+        sizes = tuple(block_sizes)
+        if request.size <= self._settings.inline_bytes:
+            self.stats.inline += 1
+            return self._work(tokenizer, request, namespace, sizes)
+        if not self._has_room(request.size):
+            self.stats.rejected += 1
+            return blind(request, "the tokenization queue is full")
+        self.stats.pooled += 1
+        self._count(1, request.size)
+        work = self._threads.submit(self._work, tokenizer, request, namespace, sizes)
+        work.add_done_callback(lambda _: self._count(-1, -request.size))
+        return await self._result(work, request)
+
+    async def _result(self, work: Future[Prompt], request: RequestBody) -> Prompt:
+        result = asyncio.wrap_future(work)
+        try:
+            await asyncio.wait({result}, timeout=self._settings.deadline_s)
+        finally:
+            work.cancel()  # whoever is cancelled or gives up takes its work off the queue
+        if result.done() and not result.cancelled():
+            return result.result()
+        if self._closed:
+            return blind(request, "the tokenizer pool is closed")
+        self.stats.expired += 1
+        return blind(request, f"not tokenized within {self._settings.deadline_s:g} s")
+
+    def close(self) -> None:
+        """Stop taking long prompts and drop those that wait; running ones end by themselves."""
+        self._closed = True
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _work(
+        self,
+        tokenizer: ModelTokenizer,
+        request: RequestBody,
+        namespace: bytes,
+        block_sizes: tuple[int, ...],
+    ) -> Prompt:
+        started = perf_counter()
+        prompt = tokenizer.prompt(request, namespace=namespace)
+        prompt.prehash(block_sizes)
+        with self._lock:
+            self.stats.seconds += perf_counter() - started
+        return prompt
+
+    def _has_room(self, size: int) -> bool:
+        """A body above the limit of bytes is still taken when nothing else is under way."""
+        settings, stats = self._settings, self.stats
+        if self._closed or stats.requests >= settings.max_requests:
+            return False
+        return stats.requests == 0 or stats.bytes + size <= settings.max_bytes
+
+    def _count(self, requests: int, size: int) -> None:
+        with self._lock:
+            self.stats.requests += requests
+            self.stats.bytes += size

@@ -1,0 +1,205 @@
+"""Short prompts inline, long ones in bounded threads, none without end."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from support.tokenizers import request, said, tiny
+
+from kvrouter.openai.body import RequestBody
+from kvrouter.prompt import Fidelity, Prompt
+from kvrouter.tokenize import ModelTokenizer, PoolSettings, TokenizerPool
+
+WORDS = "the quick brown fox jumps over the lazy dog 12345 \n"
+
+
+def chat(size: int) -> RequestBody:
+    return request(messages=[said((WORDS * (size // len(WORDS) + 1))[:size])])
+
+
+class HeldTokenizer(ModelTokenizer):
+    """A tokenizer that works only while its gate is open."""
+
+    def __init__(self) -> None:
+        super().__init__(tiny().backend, {}, chat_problem="none is needed")
+        self.gate = threading.Event()
+        self.started = threading.Event()
+        self.seen: list[int] = []
+
+    def prompt(self, request: RequestBody, *, namespace: bytes = b"") -> Prompt:
+        self.started.set()
+        assert self.gate.wait(20)
+        self.seen.append(request.size)
+        return tiny().prompt(request, namespace=namespace)
+
+
+@pytest.fixture
+def held() -> Iterator[HeldTokenizer]:
+    tokenizer = HeldTokenizer()
+    yield tokenizer
+    tokenizer.gate.set()
+
+
+@pytest.fixture
+def pool() -> Iterator[TokenizerPool]:
+    pool = TokenizerPool(PoolSettings(threads=1, max_requests=2, deadline_s=20))
+    yield pool
+    pool.close()
+
+
+async def until_idle(pool: TokenizerPool) -> None:
+    async with asyncio.timeout(20):
+        while pool.stats.requests:  # noqa: ASYNC110  # counted in threads, nothing to await
+            await asyncio.sleep(0.002)
+
+
+async def test_a_short_prompt_is_done_inline(pool: TokenizerPool) -> None:
+    prompt = await pool.prompt(tiny(), chat(100), block_sizes=[16])
+    assert prompt.fidelity is Fidelity.EXACT
+    assert (pool.stats.inline, pool.stats.pooled) == (1, 0)
+    assert pool.stats.seconds > 0
+
+
+async def test_a_long_prompt_is_done_in_a_thread_and_equals_the_inline_one(
+    pool: TokenizerPool,
+) -> None:
+    body = chat(20_000)
+    prompt = await pool.prompt(tiny(), body, namespace=b"n", block_sizes=[16, 32])
+    assert prompt.token_ids == tiny().prompt(body).token_ids
+    assert prompt.namespace == b"n"
+    assert (pool.stats.inline, pool.stats.pooled) == (0, 1)
+    await until_idle(pool)
+
+
+async def test_without_a_tokenizer_only_the_length_is_known(pool: TokenizerPool) -> None:
+    """T8: a model whose tokenizer can't be had."""
+    body = chat(4000)
+    prompt = await pool.prompt(None, body)
+    assert prompt.fidelity is Fidelity.BLIND
+    assert prompt.prompt_tokens == body.size // 4
+    assert "no tokenizer" in prompt.reason
+
+
+async def test_a_full_queue_turns_away_by_length(pool: TokenizerPool, held: HeldTokenizer) -> None:
+    """A burst of long prompts: the next one is routed by its length instead of waiting."""
+    waiting = [asyncio.create_task(pool.prompt(held, chat(3000))) for _ in range(2)]
+    await asyncio.sleep(0)
+    prompt = await pool.prompt(held, chat(3000))
+    assert prompt.fidelity is Fidelity.BLIND
+    assert "full" in prompt.reason
+    assert pool.stats.rejected == 1
+    held.gate.set()
+    assert [(await task).fidelity for task in waiting] == [Fidelity.EXACT] * 2
+    await until_idle(pool)
+    assert (pool.stats.requests, pool.stats.bytes) == (0, 0)
+
+
+async def test_the_queue_is_bounded_in_bytes_too(held: HeldTokenizer) -> None:
+    """A body above the bound is still taken when it is alone."""
+    pool = TokenizerPool(PoolSettings(threads=1, max_bytes=4000))
+    large = asyncio.create_task(pool.prompt(held, chat(10_000)))
+    await asyncio.sleep(0)
+    assert (await pool.prompt(held, chat(3000))).fidelity is Fidelity.BLIND
+    held.gate.set()
+    assert (await large).fidelity is Fidelity.EXACT
+    pool.close()
+
+
+async def test_past_the_deadline_the_length_has_to_do(held: HeldTokenizer) -> None:
+    """Something else keeps the threads busy for seconds."""
+    pool = TokenizerPool(PoolSettings(threads=1, deadline_s=0.05))
+    prompt = await pool.prompt(held, chat(3000))
+    assert prompt.fidelity is Fidelity.BLIND
+    assert "within 0.05 s" in prompt.reason
+    assert pool.stats.expired == 1
+    held.gate.set()
+    await until_idle(pool)
+    pool.close()
+
+
+async def test_a_cancelled_request_leaves_the_queue(
+    pool: TokenizerPool, held: HeldTokenizer
+) -> None:
+    """The client hangs up while its prompt waits behind others."""
+    first = asyncio.create_task(pool.prompt(held, chat(3000)))
+    second = asyncio.create_task(pool.prompt(held, chat(5000)))
+    await asyncio.to_thread(held.started.wait, 20)
+    second.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await second
+    assert pool.stats.requests == 1
+    held.gate.set()
+    await first
+    await until_idle(pool)
+    assert len(held.seen) == 1
+
+
+async def test_a_cancelled_request_that_is_being_worked_on_is_counted_until_its_end(
+    pool: TokenizerPool, held: HeldTokenizer
+) -> None:
+    first = asyncio.create_task(pool.prompt(held, chat(3000)))
+    await asyncio.to_thread(held.started.wait, 20)
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    assert pool.stats.requests == 1
+    held.gate.set()
+    await until_idle(pool)
+
+
+async def test_closing_answers_those_who_wait(pool: TokenizerPool, held: HeldTokenizer) -> None:
+    """Shutdown: nobody hangs, nobody sees a foreign cancellation."""
+    first = asyncio.create_task(pool.prompt(held, chat(3000)))
+    second = asyncio.create_task(pool.prompt(held, chat(3000)))
+    await asyncio.to_thread(held.started.wait, 20)
+    pool.close()
+    assert "closed" in (await second).reason
+    held.gate.set()
+    assert (await first).fidelity is Fidelity.EXACT
+    assert (await pool.prompt(held, chat(3000))).fidelity is Fidelity.BLIND
+
+
+async def lags_s(work: asyncio.Future[list[Prompt]], step_s: float) -> list[float]:
+    """How late the loop woke up from sleeps of `step_s` while the work went on, sorted."""
+    lags = []
+    while not work.done():
+        before = time.perf_counter()
+        await asyncio.sleep(step_s)
+        lags.append(time.perf_counter() - before - step_s)
+    return sorted(lags)
+
+
+async def tokenized(pool: TokenizerPool, bodies: list[RequestBody]) -> list[Prompt]:
+    return await asyncio.gather(*(pool.prompt(tiny(), body, block_sizes=[16]) for body in bodies))
+
+
+async def test_the_loop_keeps_turning_while_long_prompts_are_tokenized() -> None:
+    """T6: on the loop, these would stop it until they are all done."""
+    pool = TokenizerPool(PoolSettings(deadline_s=30))
+    work = asyncio.create_task(tokenized(pool, [chat(100_000) for _ in range(4)]))
+    lags = await lags_s(work, 0.002)
+    assert {prompt.fidelity for prompt in work.result()} == {Fidelity.EXACT}
+    assert len(lags) >= 10
+    assert lags[-1] < pool.stats.seconds / 2
+    pool.close()
+
+
+@pytest.mark.slow
+async def test_lag_with_eight_prompts_of_128k_tokens(
+    record_property: Callable[[str, object], None],
+) -> None:
+    """T6: health must answer in time, so the loop may not be late by more than a fraction."""
+    pool = TokenizerPool(PoolSettings(deadline_s=60))
+    bodies = [chat(240_000) for _ in range(8)]
+    work = asyncio.create_task(tokenized(pool, bodies))
+    lags = await lags_s(work, 0.005)
+    prompts = work.result()
+    assert {prompt.fidelity for prompt in prompts} == {Fidelity.EXACT}
+    assert min(prompt.prompt_tokens for prompt in prompts) >= 128_000
+    p99 = lags[int(len(lags) * 0.99)]
+    record_property("lag_ms", {"p99": p99 * 1e3, "worst": lags[-1] * 1e3})
+    record_property("seconds_a_prompt", pool.stats.seconds / len(prompts))
+    assert p99 < 0.25
+    pool.close()
