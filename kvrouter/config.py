@@ -145,7 +145,7 @@ class EventConfig(_Section, frozen=True, kw_only=True):
     silent_s: PositiveFloat = 10.0
     """A rank that was sent cacheable prompts and said nothing for this long is event-silent."""
     replay_timeout_s: PositiveFloat = 5.0
-    replay_attempts: PositiveInt = 3
+    replay_tries: PositiveInt = 3
 
 
 class LimitConfig(_Section, frozen=True, kw_only=True):

@@ -34,7 +34,7 @@ DP_RANK = "x-data-parallel-rank"
 
 def to_engine(headers: Iterable[tuple[str, str]]) -> Headers:
     """The headers of a client's request that go on to the engine."""
-    return _end_to_end(headers, _REWRITTEN | {EXPLAIN})
+    return _end_to_end(headers, _REWRITTEN | {EXPLAIN, DP_RANK})
 
 
 def to_client(headers: Iterable[tuple[str, str]]) -> Headers:

@@ -1,0 +1,58 @@
+"""The configuration tree: strict, and every problem with its path."""
+
+from pathlib import Path
+
+import pytest
+
+from kvrouter.config import Config, ConfigError, parse_config, read_toml, worker_name
+
+
+def problem(tables: dict[str, object]) -> str:
+    with pytest.raises(ConfigError) as raised:
+        parse_config(tables)
+    return str(raised.value)
+
+
+def test_an_empty_configuration_has_the_documented_defaults() -> None:
+    assert parse_config({}) == Config()
+
+
+def test_a_misspelt_field_is_named_with_its_path() -> None:
+    assert "policy" in problem({"policy": {"temprature": 1}})
+    assert "temprature" in problem({"policy": {"temprature": 1}})
+
+
+def test_a_wrong_value_is_named_with_its_path() -> None:
+    message = problem({"workers": [{"url": "http://a:1"}, {"url": "gpu2:8000"}]})
+    assert message.startswith("workers[1].url:")
+
+
+def test_all_sections_with_problems_are_reported_at_once() -> None:
+    message = problem({"policy": {"w": -1}, "timeouts": {"idle_s": "long"}, "wrokers": []})
+    assert "policy.w" in message
+    assert "timeouts.idle_s" in message
+    assert "wrokers: there is no such section" in message
+
+
+def test_two_workers_may_not_have_one_name() -> None:
+    message = problem({"workers": [{"url": "http://a:1"}, {"url": "https://a:1/"}]})
+    assert "'a:1'" in message
+
+
+@pytest.mark.parametrize("url", ["ftp://a:1", "http://", "http://a:1/v1", "http://a b:1", "a:1"])
+def test_a_worker_url_is_scheme_host_and_port(url: str) -> None:
+    """Users paste the base URL of their OpenAI client, with /v1 at its end."""
+    assert "workers[0].url" in problem({"workers": [{"url": url}]})
+
+
+def test_a_trailing_slash_of_a_url_is_no_part_of_the_name() -> None:
+    assert worker_name(parse_config({"workers": [{"url": "http://a:1/"}]}).workers[0]) == "a:1"
+
+
+def test_a_file_that_is_missing_or_no_toml_is_a_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        read_toml(tmp_path / "none.toml")
+    broken = tmp_path / "broken.toml"
+    broken.write_text("[policy\nw = 1")
+    with pytest.raises(ConfigError, match=r"broken\.toml"):
+        read_toml(broken)
