@@ -2,6 +2,7 @@
 
 from indexer.hashing import block_hashes, namespace
 from indexer.model import Applied, IgnoreCause, IndexStats, InvariantError, Overlap, ResyncCause
+from indexer.predicted import PredictedBlocks
 from indexer.radix import RadixIndex
 
 __all__ = [
@@ -10,6 +11,7 @@ __all__ = [
     "IndexStats",
     "InvariantError",
     "Overlap",
+    "PredictedBlocks",
     "RadixIndex",
     "ResyncCause",
     "block_hashes",

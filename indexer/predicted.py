@@ -1,0 +1,125 @@
+"""Blocks that we expect because we routed there: what a burst can know before any event arrives.
+
+A prediction is a guess about the near future of one rank. An event confirms it (then the index
+knows better, and the guess goes), or its time runs out. Several predictions of one block are one
+guess that lasts as long as the longest of them.
+
+Expiry is ordered by a heap with one entry per prediction, so it costs nothing while nothing is due.
+The number of predicted blocks is bounded: when it is reached, the predictions that would expire
+first go first. A lost prediction costs one request its best worker, no more.
+"""
+
+import heapq
+import math
+from itertools import count
+
+from events import WorkerRank
+from indexer.hashing import HASH_BYTES
+from indexer.model import InvariantError
+
+MAX_BLOCKS = 500_000
+
+
+class PredictedBlocks:
+    """Expected blocks per rank. `max_blocks` bounds the blocks of all live predictions."""
+
+    def __init__(self, *, max_blocks: int = MAX_BLOCKS) -> None:
+        self._max_blocks = max_blocks
+        self._until: dict[WorkerRank, dict[int, float]] = {}
+        self._queue: list[tuple[float, int, WorkerRank, bytes]] = []  # by expiry, then by age
+        self._queued_blocks = 0
+        self._age = count()
+
+    def expect(self, rank: WorkerRank, hashes: bytes, *, now: float, ttl_s: float) -> None:
+        """Predict that the rank will hold these blocks, for `ttl_s` seconds from `now` on."""
+        hashes = hashes[: self._max_blocks * HASH_BYTES]
+        if not hashes or ttl_s <= 0:
+            return
+        until = now + ttl_s
+        known = self._until.setdefault(rank, {})
+        expected = dict.fromkeys(_blocks(hashes), until)
+        for block in expected.keys() & known.keys():
+            expected[block] = max(until, known[block])
+        known.update(expected)
+        heapq.heappush(self._queue, (until, next(self._age), rank, hashes))
+        self._queued_blocks += len(hashes) // HASH_BYTES
+        while self._queued_blocks > self._max_blocks:
+            self._drop_first()
+
+    def confirm(self, rank: WorkerRank, hashes: bytes) -> None:
+        """Events have these blocks on the rank: the index speaks for them from now on."""
+        known = self._until.get(rank)
+        if known is None:
+            return
+        for block in _blocks(hashes):
+            known.pop(block, None)
+        if not known:
+            del self._until[rank]
+
+    def expire(self, now: float) -> None:
+        """Forget what was expected up to `now` and has not come."""
+        while self._queue and self._queue[0][0] <= now:
+            self._drop_first()
+
+    def _drop_first(self) -> None:
+        """Forget the prediction that expires first, but not what a later one expects as well."""
+        until, _, rank, hashes = heapq.heappop(self._queue)
+        self._queued_blocks -= len(hashes) // HASH_BYTES
+        known = self._until.get(rank)
+        if known is None:
+            return
+        for block in _blocks(hashes):
+            if known.get(block, math.inf) <= until:
+                del known[block]
+        if not known:
+            del self._until[rank]
+
+    def drop(self, rank: WorkerRank) -> None:
+        """Forget all predictions of a rank; their entries in the queue run out by themselves."""
+        self._until.pop(rank, None)
+
+    def drop_worker(self, name: str) -> None:
+        """Forget all predictions of a worker's ranks."""
+        for rank in [rank for rank in self._until if rank.worker == name]:
+            self.drop(rank)
+
+    def leading(self, rank: WorkerRank, hashes: bytes, start: int, now: float) -> int:
+        """How many blocks from position `start` on are predicted, up to the first that is not."""
+        known = self._until.get(rank)
+        if known is None:
+            return 0
+        length = 0
+        for block in _blocks(hashes)[start:]:
+            if known.get(block, now) <= now:
+                break
+            length += 1
+        return length
+
+    def __len__(self) -> int:
+        """Predicted blocks of all ranks."""
+        return sum(map(len, self._until.values()))
+
+    def check(self) -> None:
+        """Raise InvariantError if anything contradicts anything."""
+        queued = sum(len(hashes) // HASH_BYTES for *_, hashes in self._queue)
+        _require(queued == self._queued_blocks, f"{self._queued_blocks} queued, {queued} found")
+        _require(queued <= self._max_blocks, f"{queued} blocks, {self._max_blocks} allowed")
+        ends = {
+            (rank, block, until)
+            for until, _, rank, hashes in self._queue
+            for block in _blocks(hashes)
+        }
+        for rank, known in self._until.items():
+            _require(bool(known), f"{rank} has an empty map")
+            for block, until in known.items():
+                _require((rank, block, until) in ends, f"{rank} block {block:x} never expires")
+
+
+def _blocks(hashes: bytes) -> memoryview:
+    """The hashes as numbers: the cheapest keys that there are."""
+    return memoryview(hashes).cast("Q")
+
+
+def _require(holds: bool, story: str) -> None:
+    if not holds:
+        raise InvariantError(story)

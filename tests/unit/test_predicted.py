@@ -1,0 +1,165 @@
+"""Predictions: made on routing, confirmed by events or expired."""
+
+import random
+
+import pytest
+
+from events import WorkerRank
+from indexer import InvariantError, PredictedBlocks, block_hashes
+
+RANK = WorkerRank("w", 0)
+OTHER = WorkerRank("w", 1)
+HASHES = block_hashes(range(10), 1)
+
+
+@pytest.fixture
+def predicted() -> PredictedBlocks:
+    return PredictedBlocks(max_blocks=100)
+
+
+def test_a_predicted_prompt_counts_at_once(predicted: PredictedBlocks) -> None:
+    """C6: the second prompt of a burst is routed before any event of the first has come."""
+    predicted.expect(RANK, HASHES, now=0.0, ttl_s=5.0)
+    assert predicted.leading(RANK, HASHES, 0, now=0.1) == 10
+    assert predicted.leading(RANK, HASHES, 4, now=0.1) == 6
+    assert predicted.leading(RANK, HASHES[: 3 * 8], 0, now=0.1) == 3
+    assert predicted.leading(RANK, HASHES, 10, now=0.1) == 0
+    assert predicted.leading(OTHER, HASHES, 0, now=0.1) == 0
+    predicted.check()
+
+
+def test_only_the_shared_head_of_another_prompt_is_predicted(predicted: PredictedBlocks) -> None:
+    predicted.expect(RANK, HASHES, now=0.0, ttl_s=5.0)
+    other = block_hashes([0, 1, 2, 99, 4, 5], 1)
+    assert predicted.leading(RANK, other, 0, now=0.1) == 3
+
+
+def test_a_prediction_ends_with_its_time_even_before_it_is_swept(
+    predicted: PredictedBlocks,
+) -> None:
+    predicted.expect(RANK, HASHES, now=0.0, ttl_s=5.0)
+    assert predicted.leading(RANK, HASHES, 0, now=4.9) == 10
+    assert predicted.leading(RANK, HASHES, 0, now=5.0) == 0
+    predicted.expire(4.9)
+    assert len(predicted) == 10
+    predicted.expire(5.0)
+    assert len(predicted) == 0
+    predicted.check()
+
+
+def test_the_longest_prediction_of_a_block_counts(predicted: PredictedBlocks) -> None:
+    predicted.expect(RANK, HASHES, now=0.0, ttl_s=10.0)
+    predicted.expect(RANK, HASHES[: 4 * 8], now=1.0, ttl_s=1.0)
+    predicted.expect(RANK, HASHES[: 2 * 8], now=2.0, ttl_s=20.0)
+    predicted.expire(5.0)
+    assert predicted.leading(RANK, HASHES, 0, now=5.0) == 10
+    predicted.expire(10.0)
+    assert predicted.leading(RANK, HASHES, 0, now=10.0) == 2
+    predicted.check()
+
+
+def test_a_confirmed_block_is_no_longer_a_guess(predicted: PredictedBlocks) -> None:
+    """The engine evicts it soon after: nobody may go on to expect it there."""
+    predicted.expect(RANK, HASHES, now=0.0, ttl_s=5.0)
+    predicted.confirm(RANK, HASHES[: 4 * 8])
+    assert predicted.leading(RANK, HASHES, 0, now=0.1) == 0
+    assert predicted.leading(RANK, HASHES, 4, now=0.1) == 6
+    predicted.confirm(RANK, HASHES)
+    predicted.confirm(OTHER, HASHES)
+    assert len(predicted) == 0
+    predicted.check()
+    predicted.expire(9.0)
+    predicted.check()
+
+
+def test_a_block_predicted_again_after_it_was_confirmed_lasts_its_own_time(
+    predicted: PredictedBlocks,
+) -> None:
+    predicted.expect(RANK, HASHES, now=0.0, ttl_s=5.0)
+    predicted.confirm(RANK, HASHES)
+    predicted.expect(RANK, HASHES, now=4.0, ttl_s=5.0)
+    predicted.expire(6.0)
+    assert predicted.leading(RANK, HASHES, 0, now=6.0) == 10
+    predicted.check()
+
+
+def test_a_dropped_worker_takes_its_predictions_along(predicted: PredictedBlocks) -> None:
+    """A worker leaves, and another with its name comes before the old predictions run out."""
+    predicted.expect(RANK, HASHES, now=0.0, ttl_s=5.0)
+    predicted.expect(OTHER, HASHES, now=0.0, ttl_s=5.0)
+    predicted.expect(WorkerRank("v"), HASHES, now=0.0, ttl_s=5.0)
+    predicted.drop(RANK)
+    assert (len(predicted), predicted.leading(RANK, HASHES, 0, now=0.1)) == (20, 0)
+    predicted.drop_worker("w")
+    assert len(predicted) == 10
+    predicted.expect(RANK, HASHES, now=4.0, ttl_s=5.0)
+    predicted.expire(6.0)
+    assert predicted.leading(RANK, HASHES, 0, now=6.0) == 10
+    predicted.check()
+
+
+def test_the_number_of_predictions_is_bounded_and_the_soonest_to_expire_go_first(
+    predicted: PredictedBlocks,
+) -> None:
+    for number in range(30):
+        hashes = block_hashes([number] * 10, 1)
+        predicted.expect(RANK, hashes, now=float(number), ttl_s=100.0)
+        predicted.check()
+    assert len(predicted) == 100
+    assert predicted.leading(RANK, block_hashes([19] * 10, 1), 0, now=30.0) == 0
+    assert predicted.leading(RANK, block_hashes([20] * 10, 1), 0, now=30.0) == 10
+
+
+def test_of_a_prompt_longer_than_the_bound_the_head_is_predicted(
+    predicted: PredictedBlocks,
+) -> None:
+    hashes = block_hashes(range(500), 1)
+    predicted.expect(RANK, hashes, now=0.0, ttl_s=5.0)
+    assert predicted.leading(RANK, hashes, 0, now=0.0) == 100
+    predicted.check()
+
+
+def test_nothing_is_predicted_for_no_blocks_or_no_time(predicted: PredictedBlocks) -> None:
+    predicted.expect(RANK, b"", now=0.0, ttl_s=5.0)
+    predicted.expect(RANK, HASHES, now=0.0, ttl_s=0.0)
+    assert len(predicted) == 0
+    predicted.check()
+
+
+def test_any_order_of_calls_agrees_with_a_plain_list_of_predictions() -> None:
+    rng = random.Random(5)
+    predicted = PredictedBlocks()
+    prompts = [block_hashes([rng.randrange(2) for _ in range(8)], 1) for _ in range(20)]
+    plain: dict[tuple[WorkerRank, bytes], float] = {}
+    now = 0.0
+    for _ in range(2000):
+        now += rng.random()
+        rank, hashes = rng.choice([RANK, OTHER]), rng.choice(prompts)
+        blocks = [hashes[at : at + 8] for at in range(0, len(hashes), 8)]
+        action = rng.choice(["expect", "expect", "confirm", "expire", "drop"])
+        if action == "expect":
+            ttl_s = rng.random() * 5 + 0.01
+            predicted.expect(rank, hashes, now=now, ttl_s=ttl_s)
+            for block in blocks:
+                plain[rank, block] = max(now + ttl_s, plain.get((rank, block), 0.0))
+        elif action == "confirm":
+            predicted.confirm(rank, hashes[: 3 * 8])
+            for block in blocks[:3]:
+                plain.pop((rank, block), None)
+        elif action == "expire":
+            predicted.expire(now)
+        elif rng.random() < 0.1:
+            predicted.drop(rank)
+            plain = {key: until for key, until in plain.items() if key[0] != rank}
+        live = [plain.get((rank, block), 0.0) > now for block in blocks]
+        for start in range(9):
+            expected = [*live[start:], False].index(False)
+            assert predicted.leading(rank, hashes, start, now) == expected
+    predicted.check()
+
+
+def test_a_contradiction_is_told(predicted: PredictedBlocks) -> None:
+    predicted.expect(RANK, HASHES, now=0.0, ttl_s=5.0)
+    predicted._queue.clear()
+    with pytest.raises(InvariantError, match="10 queued, 0 found"):
+        predicted.check()
