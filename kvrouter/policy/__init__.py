@@ -1,0 +1,18 @@
+"""How a worker rank is chosen: filters remove, a scorer rates, a picker chooses. All pure."""
+
+from kvrouter.policy.candidate import Candidate, TierCredit
+from kvrouter.policy.compose import Choice, Policy, build_policy
+from kvrouter.policy.decision import Decision, NoCandidate, Rated
+from kvrouter.policy.pickers import Reason
+
+__all__ = [
+    "Candidate",
+    "Choice",
+    "Decision",
+    "NoCandidate",
+    "Policy",
+    "Rated",
+    "Reason",
+    "TierCredit",
+    "build_policy",
+]

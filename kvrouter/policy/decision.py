@@ -1,0 +1,138 @@
+"""A decision and why it fell: what `/explain`, logs and metrics show."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from events import WorkerRank
+from indexer import Overlap
+from kvrouter.policy.candidate import Candidate
+from kvrouter.policy.compose import Choice, Policy
+from kvrouter.policy.pickers import Reason
+from kvrouter.prompt import Prompt
+
+
+class NoCandidate(Exception):  # noqa: N818 - a fact about the fleet, not a fault in the program
+    """There is no worker rank that the request could go to."""
+
+
+class Rated(msgspec.Struct, frozen=True):
+    """One candidate, rated. The terms add up to the cost; both lower is better."""
+
+    rank: WorkerRank
+    overlap: Overlap
+    predicted_blocks: int
+    block_size: int
+    terms: dict[str, float]
+    cost: float
+    active_requests: int
+    uncached_tokens: float
+    prefill_tokens: int
+    awaited_tokens: int
+    decode_blocks: float
+    new_blocks: float
+    recent_tokens: float
+    oldest_prefill_age_s: float
+
+
+class Decision:
+    """The explained result of one choice. Immutable: later load does not change what it says."""
+
+    __slots__ = ("_choice", "_policy", "_prompt", "candidates")
+
+    def __init__(
+        self, prompt: Prompt, policy: Policy, candidates: Sequence[Candidate], choice: Choice
+    ) -> None:
+        self.candidates = candidates
+        """All of them, also those that a filter removed."""
+        self._prompt = prompt
+        self._policy = policy
+        self._choice = choice
+
+    @property
+    def chosen(self) -> Candidate:
+        """The facts of the winner."""
+        return self._choice.kept[self._choice.position]
+
+    @property
+    def winner(self) -> WorkerRank:
+        """Where the request goes."""
+        return self.chosen.rank
+
+    @property
+    def cost(self) -> float:
+        """The winner's cost."""
+        return self._choice.costs[self._choice.position]
+
+    @property
+    def policy(self) -> str:
+        """The policy's name."""
+        return self._policy.name
+
+    @property
+    def reason(self) -> Reason:
+        """What decided."""
+        return self._choice.reason
+
+    @property
+    def rated(self) -> list[Rated]:
+        """The candidates that were rated, in the order given; made when asked for."""
+        names = self._policy.scorer.term_names
+        choice = self._choice
+        return [
+            _rated(candidate, dict(zip(names, terms, strict=True)), cost)
+            for candidate, terms, cost in zip(choice.kept, choice.terms, choice.costs, strict=True)
+        ]
+
+    @property
+    def filtered(self) -> list[WorkerRank]:
+        """The candidates that a filter removed."""
+        kept = {candidate.rank for candidate in self._choice.kept}
+        return [each.rank for each in self.candidates if each.rank not in kept]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The whole decision for JSON, cheapest candidate first."""
+        return {
+            "policy": self.policy,
+            "reason": self.reason.value,
+            "winner": _name(self.winner),
+            "prompt": {
+                "tokens": self._prompt.prompt_tokens,
+                "fidelity": self._prompt.fidelity.value,
+                "reason": self._prompt.reason,
+            },
+            "candidates": [_entry(each) for each in sorted(self.rated, key=lambda one: one.cost)],
+            "filtered": [_name(rank) for rank in self.filtered],
+        }
+
+
+def _rated(candidate: Candidate, terms: dict[str, float], cost: float) -> Rated:
+    load = candidate.load
+    return Rated(
+        rank=candidate.rank,
+        overlap=candidate.overlap,
+        predicted_blocks=candidate.predicted_blocks,
+        block_size=candidate.block_size,
+        terms=terms,
+        cost=cost,
+        active_requests=load.active_requests,
+        uncached_tokens=candidate.uncached_tokens,
+        prefill_tokens=load.prefill_tokens,
+        awaited_tokens=candidate.awaited_tokens,
+        decode_blocks=load.decode_tokens / candidate.block_size,
+        new_blocks=candidate.new_tokens / candidate.block_size,
+        recent_tokens=load.recent_tokens,
+        oldest_prefill_age_s=load.oldest_prefill_age_s,
+    )
+
+
+def _name(rank: WorkerRank) -> dict[str, str | int]:
+    return {"worker": rank.worker, "dp_rank": rank.dp_rank}
+
+
+def _entry(rated: Rated) -> dict[str, Any]:
+    facts = msgspec.structs.asdict(rated)
+    del facts["rank"], facts["overlap"]
+    gpu, cpu, disk = rated.overlap
+    return _name(rated.rank) | {"overlap_blocks": {"gpu": gpu, "cpu": cpu, "disk": disk}} | facts
