@@ -1,0 +1,162 @@
+"""One decision, explained: what each candidate holds and has to do, which is chosen, the booking.
+
+The index and the load are the sources of truth; what is seen of them here may be behind the
+engines by an event or two. That can make a choice worse, never lose a booking.
+"""
+
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import NamedTuple
+
+from events import WorkerRank
+from indexer import Overlap, PredictedBlocks, RadixIndex
+from kvrouter.load import Lease, Load
+from kvrouter.policy import Candidate, Decision, NoCandidate, Policy, TierCredit
+from kvrouter.prompt import HASH_BYTES, Prompt
+
+DEFAULT_BLOCK_SIZE = 16
+PREDICTION_TTL_S = 10.0
+NO_OVERLAP = Overlap(0, 0, 0)
+
+
+class Placement(NamedTuple):
+    """A decision that was carried out: the request is booked, and the lease must be settled."""
+
+    decision: Decision
+    lease: Lease
+
+
+class _View(NamedTuple):
+    """The candidates of one block size, and what is known of the prompt's blocks there."""
+
+    block_size: int
+    ranks: list[WorkerRank]
+    overlaps: dict[WorkerRank, Overlap]
+
+
+class Scheduler:
+    """Places the requests of one model. Nothing here waits: choosing and booking are one step."""
+
+    def __init__(
+        self,
+        index: RadixIndex,
+        predicted: PredictedBlocks,
+        load: Load,
+        policy: Policy,
+        rng: Random,
+        *,
+        default_block_size: int = DEFAULT_BLOCK_SIZE,
+        credit: TierCredit | None = None,
+        prediction_ttl_s: Callable[[WorkerRank], float] = lambda _: PREDICTION_TTL_S,
+    ) -> None:
+        self._index = index
+        self._predicted = predicted
+        self._load = load
+        self._policy = policy
+        self._rng = rng
+        self._default_block_size = default_block_size
+        self._credit = credit or TierCredit()
+        self._prediction_ttl_s = prediction_ttl_s
+
+    def decide(self, prompt: Prompt, candidates: Sequence[WorkerRank], now: float) -> Decision:
+        """What `place` would decide now. Changes nothing, not even the order of chance.
+
+        Raises NoCandidate when there are none.
+        """
+        rng = Random()
+        rng.setstate(self._rng.getstate())
+        return self._decide(prompt, candidates, now, rng)
+
+    def place(self, prompt: Prompt, candidates: Sequence[WorkerRank], now: float) -> Placement:
+        """Decide, expect the prompt's blocks on the winner, and book. The caller must settle.
+
+        Raises NoCandidate when there are none.
+        """
+        decision = self._decide(prompt, candidates, now, self._rng)
+        chosen = decision.chosen
+        self._expect(prompt, chosen, now)
+        lease = self._load.book(
+            chosen.rank,
+            prompt,
+            overlap_blocks=self._credit.saved_blocks(chosen.overlap, chosen.predicted_blocks),
+            block_size=chosen.block_size,
+            now=now,
+        )
+        return Placement(decision, lease)
+
+    def _decide(
+        self, prompt: Prompt, ranks: Sequence[WorkerRank], now: float, rng: Random
+    ) -> Decision:
+        if not ranks:
+            raise NoCandidate("no worker can take the request")
+        views = self._views(prompt, ranks)
+        candidates = [each for view in views for each in self._survey(prompt, view, views, now)]
+        return Decision(prompt, self._policy, candidates, self._policy.choose(candidates, rng))
+
+    def _views(self, prompt: Prompt, ranks: Sequence[WorkerRank]) -> list[_View]:
+        by_size: dict[int, list[WorkerRank]] = {}
+        block_size = self._index.block_size
+        for rank in ranks:
+            by_size.setdefault(block_size(rank) or self._default_block_size, []).append(rank)
+        return [
+            _View(size, members, self._match(prompt, size)) for size, members in by_size.items()
+        ]
+
+    def _match(self, prompt: Prompt, block_size: int) -> dict[WorkerRank, Overlap]:
+        hashes = prompt.reusable_hashes(block_size)
+        return self._index.match(hashes) if hashes else {}
+
+    def _survey(
+        self, prompt: Prompt, view: _View, views: list[_View], now: float
+    ) -> list[Candidate]:
+        """The facts of each candidate of one block size."""
+        size = view.block_size
+        hashes = prompt.reusable_hashes(size)
+        prompt_tokens = prompt.prompt_tokens
+        all_tokens = -(-max(prompt_tokens, len(prompt.token_ids)) // size) * size
+        active = self._load.active_blocks(prompt, size)
+        awaited = self._awaited_blocks(prompt, view, views)
+        load_of, leading = self._load.of, self._predicted.leading
+        saved_blocks = self._credit.saved_blocks
+        found: list[Candidate] = []
+        for rank in view.ranks:
+            overlap = view.overlaps.get(rank, NO_OVERLAP)
+            predicted = leading(rank, hashes, overlap.total, now) if hashes else 0
+            load = load_of(rank, now)
+            found.append(
+                Candidate(
+                    rank,
+                    size,
+                    overlap,
+                    predicted,
+                    max(1.0, prompt_tokens - saved_blocks(overlap, predicted) * size),
+                    all_tokens - active.get(rank, 0) * size,
+                    min(awaited.get(rank, 0) * size, load.prefill_tokens),
+                    load,
+                )
+            )
+        return found
+
+    def _awaited_blocks(
+        self, prompt: Prompt, view: _View, views: list[_View]
+    ) -> dict[WorkerRank, int]:
+        """The prompt's blocks that requests in flight compute and that no candidate holds yet."""
+        if not self._load.prefilling_blocks(prompt, view.block_size, 0):
+            return {}
+        held_tokens = max(_held_tokens(each) for each in views)
+        return self._load.prefilling_blocks(prompt, view.block_size, held_tokens // view.block_size)
+
+    def _expect(self, prompt: Prompt, chosen: Candidate, now: float) -> None:
+        """Predict the blocks that the engine will report when it has computed them."""
+        self._predicted.expire(now)
+        hashes = prompt.hashes(chosen.block_size)[chosen.overlap.gpu * HASH_BYTES :]
+        if hashes:
+            ttl_s = self._prediction_ttl_s(chosen.rank)
+            self._predicted.expect(chosen.rank, hashes, now=now, ttl_s=ttl_s)
+
+
+def _held_tokens(view: _View) -> int:
+    """The longest part of the prompt that a candidate of this view holds."""
+    overlaps = view.overlaps
+    held = [overlaps[rank].total for rank in view.ranks if rank in overlaps]
+    return max(held, default=0) * view.block_size
