@@ -1,6 +1,8 @@
 """What a simulated engine can be told; the words are vLLM's where vLLM has one."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from kvrouter.sim.timing import LinearTiming, TimingModel
 
 
 class SettingsError(ValueError):
@@ -42,3 +44,49 @@ class CoreSettings:
     def capacity_tokens(self) -> int:
         """The tokens that the whole cache can hold."""
         return (self.num_blocks - 1) * self.block_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimSettings:
+    """A simulated engine process: its core, its speed, and what it listens on.
+
+    `port` 0 takes any free one, and so do `kv_events_port` and `replay_port`; None for these two
+    means no events, or no replay. With `dp_size` > 1 rank r publishes on both ports plus r, as vLLM
+    does. `tokenizer` is a folder or hub id; without one a token is four bytes of text. All step
+    durations are divided by `speed`; infinity means as fast as possible. `buffer_steps` batches can
+    be replayed.
+    `keep_alive_s`: idle connections are closed after that time, uvicorn's default.
+    """
+
+    core: CoreSettings = field(default_factory=CoreSettings)
+    timing: TimingModel = field(default_factory=LinearTiming)
+    speed: float = 1.0
+    model: str = "sim"
+    tokenizer: str | None = None
+    loras: tuple[str, ...] = ()
+    host: str = "127.0.0.1"
+    port: int = 0
+    kv_events_port: int | None = 0
+    replay_port: int | None = 0
+    topic: str = "kv-events"
+    buffer_steps: int = 10_000
+    dp_size: int = 1
+    api_key: str | None = None
+    prompt_tokens_details: bool = True
+    keep_alive_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        if not self.speed > 0:
+            raise SettingsError(f"speed must be above 0 (inf: as fast as possible): {self.speed}")
+        if self.dp_size < 1:
+            raise SettingsError(f"dp_size must be at least 1, not {self.dp_size}")
+        events, replay = self.kv_events_port, self.replay_port
+        if events and replay and abs(events - replay) < self.dp_size:
+            raise SettingsError(
+                f"the ports of {self.dp_size} ranks overlap: {events} and {replay} and up"
+            )
+
+    def rank_ports(self, rank: int) -> tuple[int | None, int | None]:
+        """Return a rank's ports for events and replay: base + rank, unless any free one will do."""
+        events, replay = self.kv_events_port, self.replay_port
+        return (events + rank if events else events, replay + rank if replay else replay)
