@@ -107,13 +107,19 @@ class _Entry:
         self.waiting: OrderedDict[Lease, None] = OrderedDict()
         """Those without a first output byte, oldest first (its first is found in O(1))."""
 
-    def recent(self, now: float, half_life_s: float) -> float:
-        if not self.recent_tokens:
-            return 0.0
-        return float(self.recent_tokens * 0.5 ** (max(0.0, now - self.recent_at) / half_life_s))
-
-    def oldest_prefill_age_s(self, now: float) -> float:
-        return max(0.0, now - next(iter(self.waiting)).booked_at) if self.waiting else 0.0
+    def snapshot(self, now: float, half_life_s: float) -> RankLoad:
+        waiting = self.waiting
+        age_s = now - self.recent_at
+        decay = 0.5 ** (age_s / half_life_s) if age_s > 0 else 1.0
+        return RankLoad(
+            len(self.leases),
+            self.prefill_tokens,
+            self.decode_tokens,
+            self.recent_tokens * decay,
+            max(0.0, now - next(iter(waiting)).booked_at) if waiting else 0.0,
+            self.last_turn,
+            self.block_size,
+        )
 
 
 class Lease:
@@ -257,7 +263,7 @@ class Load:
         self._turn += 1
         entry.last_turn = self._turn
         entry.block_size = block_size
-        entry.recent_tokens = entry.recent(now, self._half_life_s) + uncached
+        entry.recent_tokens = entry.snapshot(now, self._half_life_s).recent_tokens + uncached
         entry.recent_at = now
         lease = Lease(self, rank, uncached, block_size, now)
         lease.attach(entry, prompt, self._tree(block_size), int(overlap_blocks))
@@ -266,17 +272,13 @@ class Load:
     def of(self, rank: WorkerRank, now: float) -> RankLoad:
         """The load of `rank`; idle if it never had a booking."""
         entry = self._entries.get(rank)
-        if entry is None:
-            return IDLE
-        return RankLoad(
-            len(entry.leases),
-            entry.prefill_tokens,
-            entry.decode_tokens,
-            entry.recent(now, self._half_life_s),
-            entry.oldest_prefill_age_s(now),
-            entry.last_turn,
-            entry.block_size,
-        )
+        return entry.snapshot(now, self._half_life_s) if entry is not None else IDLE
+
+    def of_each(self, ranks: Sequence[WorkerRank], now: float) -> list[RankLoad]:
+        """The load of each of these ranks."""
+        entries = map(self._entries.get, ranks)
+        half_life_s = self._half_life_s
+        return [entry.snapshot(now, half_life_s) if entry else IDLE for entry in entries]
 
     def active_blocks(self, prompt: Prompt, block_size: int) -> dict[WorkerRank, int]:
         """How many leading blocks of the prompt are active already, for each rank with any."""

@@ -78,7 +78,7 @@ class Scheduler:
         lease = self._load.book(
             chosen.rank,
             prompt,
-            overlap_blocks=self._credit.saved_blocks(chosen.overlap, chosen.predicted_blocks),
+            overlap_blocks=chosen.saved_blocks,
             block_size=chosen.block_size,
             now=now,
         )
@@ -116,22 +116,24 @@ class Scheduler:
         all_tokens = -(-max(prompt_tokens, len(prompt.token_ids)) // size) * size
         active = self._load.active_blocks(prompt, size)
         awaited = self._awaited_blocks(prompt, view, views)
-        load_of, leading = self._load.of, self._predicted.leading
-        saved_blocks = self._credit.saved_blocks
+        leading = self._predicted.leading
+        cpu_credit, disk_credit = self._credit.cpu, self._credit.disk
         found: list[Candidate] = []
-        for rank in view.ranks:
+        for rank, load in zip(view.ranks, self._load.of_each(view.ranks, now), strict=True):
             overlap = view.overlaps.get(rank, NO_OVERLAP)
-            predicted = leading(rank, hashes, overlap.total, now) if hashes else 0
-            load = load_of(rank, now)
+            gpu, cpu, disk = overlap
+            predicted = leading(rank, hashes, gpu + cpu + disk, now)
+            saved = gpu + predicted + cpu_credit * cpu + disk_credit * disk
             found.append(
                 Candidate(
                     rank,
                     size,
                     overlap,
                     predicted,
-                    max(1.0, prompt_tokens - saved_blocks(overlap, predicted) * size),
+                    saved,
+                    max(1.0, prompt_tokens - saved * size),
                     all_tokens - active.get(rank, 0) * size,
-                    min(awaited.get(rank, 0) * size, load.prefill_tokens),
+                    min(awaited[rank] * size, load.prefill_tokens) if rank in awaited else 0,
                     load,
                 )
             )

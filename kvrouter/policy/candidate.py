@@ -16,11 +16,6 @@ class TierCredit(msgspec.Struct, frozen=True):
     cpu: float = 0.75
     disk: float = 0.25
 
-    def saved_blocks(self, overlap: Overlap, predicted_blocks: int) -> float:
-        """What an overlap is worth, in blocks on the GPU. Predicted blocks count as such."""
-        gpu, cpu, disk = overlap
-        return gpu + predicted_blocks + self.cpu * cpu + self.disk * disk
-
 
 class Candidate(msgspec.Struct, frozen=True, gc=False):
     """One rank and this request: facts only, what they cost is a scorer's business."""
@@ -30,8 +25,10 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     overlap: Overlap
     predicted_blocks: int
     """Behind the overlap: expected there, not reported yet."""
+    saved_blocks: float
+    """Overlap and predicted blocks, with their credit: what the rank need not prefill."""
     uncached_tokens: float
-    """What the rank would prefill for this request, after the credit for slower tiers."""
+    """What the rank would prefill for this request: the prompt without `saved_blocks`."""
     new_tokens: int
     """The request's blocks that are not active there yet, in tokens."""
     awaited_tokens: int

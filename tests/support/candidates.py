@@ -25,6 +25,7 @@ def candidate(
         block_size=block_size,
         overlap=Overlap(0, 0, 0),
         predicted_blocks=0,
+        saved_blocks=0.0,
         uncached_tokens=uncached_tokens,
         new_tokens=new_tokens,
         awaited_tokens=awaited_tokens,

@@ -20,4 +20,5 @@ def unique_prompt(number: int, tokens: int) -> Prompt:
 def shared_prompt(prefix_tokens: int, number: int, tail_tokens: int) -> Prompt:
     """The same first `prefix_tokens` for all numbers, then a tail of this number's own."""
     start = 1_000_000 + number * 10_000
-    return prompt_of([*range(1, prefix_tokens + 1), *range(start, start + tail_tokens)])
+    tail = array("I", range(start, start + tail_tokens))
+    return Prompt(array("I", range(1, prefix_tokens + 1)) + tail)

@@ -9,6 +9,7 @@ they were computed.
 import heapq
 import itertools
 import random
+from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -163,9 +164,8 @@ class Fleet:
         self.at(self.now + duration, lambda: self._prefilled(worker, request))
 
     def _cached_tokens(self, worker: Worker, prompt: Prompt) -> int:
-        hashes = _split(prompt.reusable_hashes(self.engine.block_size))
-        leading = itertools.takewhile(worker.cache.__contains__, hashes)
-        return sum(1 for _ in leading) * self.engine.block_size
+        hashes = prompt.reusable_hashes(self.engine.block_size)
+        return _known_blocks(worker, hashes) * self.engine.block_size
 
     def _prefilled(self, worker: Worker, request: Request) -> None:
         request.first_token_at = self.now
@@ -195,15 +195,16 @@ class Fleet:
 
     def _store(self, worker: Worker, prompt: Prompt) -> None:
         size = self.engine.block_size
-        hashes = _split(prompt.hashes(size))
-        known = sum(1 for _ in itertools.takewhile(worker.cache.__contains__, hashes))
-        if known == len(hashes):
+        hashes = prompt.hashes(size)
+        known = _known_blocks(worker, hashes)
+        new = [_at(hashes, block) for block in range(known, len(hashes) // HASH_BYTES)]
+        if not new:
             return
-        worker.cache.update(hashes)
+        worker.cache.update(new)
         stored = BlocksStored(
-            block_hashes=[int.from_bytes(each, "big") for each in hashes[known:]],
-            parent=int.from_bytes(hashes[known - 1], "big") if known else None,
-            token_ids=list(prompt.token_ids[known * size : len(hashes) * size]),
+            block_hashes=[int.from_bytes(each, "big") for each in new],
+            parent=int.from_bytes(_at(hashes, known - 1), "big") if known else None,
+            token_ids=list(prompt.token_ids[known * size : (known + len(new)) * size]),
             block_size=size,
         )
         batch = EventBatch(ts_s=self.now, events=[stored])
@@ -213,8 +214,14 @@ class Fleet:
         self.predicted.confirm(rank, self.index.apply(rank, batch).stored)
 
 
-def _split(hashes: bytes) -> list[bytes]:
-    return [hashes[at : at + HASH_BYTES] for at in range(0, len(hashes), HASH_BYTES)]
+def _known_blocks(worker: Worker, hashes: bytes) -> int:
+    """How many leading blocks are cached. Nothing is evicted, so it can be bisected."""
+    blocks = range(len(hashes) // HASH_BYTES)
+    return bisect_left(blocks, True, key=lambda block: _at(hashes, block) not in worker.cache)
+
+
+def _at(hashes: bytes, block: int) -> bytes:
+    return hashes[block * HASH_BYTES : (block + 1) * HASH_BYTES]
 
 
 def percentile(values: Sequence[float], share: float) -> float:

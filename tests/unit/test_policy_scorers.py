@@ -3,8 +3,6 @@
 import pytest
 from support.candidates import candidate
 
-from indexer import Overlap
-from kvrouter.policy import TierCredit
 from kvrouter.policy.scorers import (
     ActiveRequests,
     ActiveTokens,
@@ -46,13 +44,6 @@ def test_workers_of_different_block_sizes_are_compared_in_the_smaller_one() -> N
     small = candidate("small", uncached_tokens=64, new_tokens=64, block_size=16)
     large = candidate("large", uncached_tokens=64, new_tokens=64, block_size=64)
     assert KvCost(1.0, 1.0).rate([small, large]) == [(4.0, 0.0, 4.0)] * 2
-
-
-def test_credit_falls_with_the_tier() -> None:
-    """An engine with CPU offload loads a block faster than it computes it, but not for free."""
-    credit = TierCredit()
-    assert credit.saved_blocks(Overlap(4, 4, 4), 2) == 4 + 2 + 3 + 1
-    assert TierCredit(cpu=0.0, disk=0.0).saved_blocks(Overlap(4, 4, 4), 0) == 4
 
 
 def test_load_scorers_read_the_load() -> None:

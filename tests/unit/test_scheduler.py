@@ -19,7 +19,7 @@ from events import (
 )
 from indexer import PredictedBlocks, RadixIndex
 from kvrouter.load import Load, Outcome
-from kvrouter.policy import NoCandidate, Reason, build_policy
+from kvrouter.policy import NoCandidate, Reason, TierCredit, build_policy
 from kvrouter.prompt import Prompt
 from kvrouter.scheduler import Placement, Scheduler
 
@@ -31,7 +31,14 @@ C = WorkerRank("c")
 class Stage:
     """A scheduler and what it decides from."""
 
-    def __init__(self, policy: str = "kv", *, temperature: float = 0.0, seed: int = 0) -> None:
+    def __init__(
+        self,
+        policy: str = "kv",
+        *,
+        temperature: float = 0.0,
+        seed: int = 0,
+        credit: TierCredit | None = None,
+    ) -> None:
         self.index = RadixIndex()
         self.predicted = PredictedBlocks()
         self.load = Load()
@@ -42,6 +49,7 @@ class Stage:
             self.load,
             build_policy(policy, temperature=temperature),
             random.Random(seed),
+            credit=credit,
             prediction_ttl_s=lambda rank: 100.0 if rank == B else 2.0,
         )
 
@@ -238,14 +246,20 @@ def test_each_rank_is_asked_in_its_own_block_size(stage: Stage) -> None:
     assert stage.place(prompt, A, B, C).lease.block_size == 32
 
 
-def test_slower_tiers_save_less(stage: Stage) -> None:
-    """I16: an engine that offloads keeps evicted blocks in host memory."""
+@pytest.mark.parametrize(
+    ("credit", "uncached_tokens"),
+    [(None, [36, 52, 84]), (TierCredit(cpu=0.5, disk=0.0), [36, 68, 100])],
+)
+def test_slower_tiers_save_less(credit: TierCredit | None, uncached_tokens: list[int]) -> None:
+    """I16: an engine that offloads keeps evicted blocks in host memory or on disk."""
+    stage = Stage(credit=credit)
     prompt = unique_prompt(0, 100)
-    stage.store(A, prompt_of(prompt.token_ids[:64]), tier=Tier.CPU)
-    stage.store(B, prompt_of(prompt.token_ids[:64]), tier=Tier.DISK)
-    stage.store(C, prompt_of(prompt.token_ids[:64]))
-    rated = stage.scheduler.decide(prompt, [A, B, C], 0.0).rated
-    assert [each.uncached_tokens for each in rated] == [52, 84, 36]
+    for rank, tier in zip((A, B, C), Tier, strict=True):
+        stage.store(rank, prompt_of(prompt.token_ids[:64]), tier=tier)
+    decision, lease = stage.place(prompt, A, B, C)
+    assert [each.uncached_tokens for each in decision.rated] == uncached_tokens
+    assert (decision.winner, lease.prefill_tokens) == (A, 36)
+    assert stage.place(prompt, C).lease.prefill_tokens == uncached_tokens[2]
 
 
 def test_a_rank_that_left_and_came_back_starts_idle(stage: Stage) -> None:
