@@ -1,8 +1,9 @@
 """The index against plain dicts: any order of any events, well-behaved or not.
 
-Two kinds of engines run side by side. A well-behaved one names blocks by what is in them, as real
-engines do. A wild one takes names from a small pool, so that one name comes to mean several places,
-one place has several names, and parents are often unknown.
+Three kinds of engines run side by side. "w1" names blocks by what is in them, as real engines do.
+"w2" does too, but knows something of them that we don't, so that one place has several names.
+"wild" takes names from a small pool, so that one name comes to mean several places, and parents
+are often unknown.
 """
 
 from collections import Counter
@@ -34,8 +35,10 @@ from indexer import Applied, RadixIndex, block_hashes, namespace
 
 RANKS = [WorkerRank("w1", 0), WorkerRank("w1", 1), WorkerRank("w2", 0), WorkerRank("wild", 0)]
 WILD_NAMES: list[EngineHash] = [0, 1, 2, 3, 2**63, 2**64 - 1, b"\x00" * 32, b"\xff" * 32]
-TIERS = st.sampled_from([Tier.GPU] * 6 + [Tier.CPU, Tier.DISK])
+GPU_ONLY = [Tier.GPU]
+ALL_TIERS = [Tier.GPU, Tier.GPU, Tier.CPU, Tier.DISK]
 TOKENS = st.integers(1, 2)
+TRUNKS = [[1] * 24, [1] * 10 + [2] * 14, [1] * 5 + [2] * 19, [2] * 24]
 LORAS = st.sampled_from([None, None, None, "a"])
 FIRST_KEYS = st.sampled_from([None, None, None, ["s"], [["image", 0]]])
 IMAGE_KEYS = st.sampled_from([None] * 8 + [[["image", 0]]])
@@ -71,10 +74,18 @@ class Comparison(RuleBasedStateMachine):
     @initialize(
         shapes=st.fixed_dictionaries(
             {rank: st.sampled_from([PLAIN, PLAIN, HYBRID]) for rank in RANKS}
-        )
+        ),
+        tiers=st.fixed_dictionaries(
+            {rank: st.sampled_from([GPU_ONLY, ALL_TIERS]) for rank in RANKS}
+        ),
     )
-    def models(self, shapes: dict[WorkerRank, dict[int, GroupShape]]) -> None:
+    def models(
+        self,
+        shapes: dict[WorkerRank, dict[int, GroupShape]],
+        tiers: dict[WorkerRank, list[Tier]],
+    ) -> None:
         self.shapes = shapes
+        self.tiers = tiers
 
     # What engines do
 
@@ -111,7 +122,7 @@ class Comparison(RuleBasedStateMachine):
         names = self._draw_names(data, rank)
         group = data.draw(st.sampled_from(list(self.shapes[rank])))
         if kind == "remove":
-            tier = data.draw(TIERS)
+            tier = data.draw(st.sampled_from(self.tiers[rank]))
             return BlocksRemoved(block_hashes=names, tier=tier, group=group)
         tier = data.draw(st.sampled_from([Tier.CPU, Tier.DISK]))
         return BlocksStored(block_hashes=names, tier=tier, group=group)
@@ -126,9 +137,7 @@ class Comparison(RuleBasedStateMachine):
         parent = self._draw_parent(data, rank, state)
         blocks = data.draw(st.integers(0, 7))
         block_size = data.draw(st.sampled_from([2] * 30 + [1]))
-        tokens = data.draw(
-            st.lists(TOKENS, min_size=blocks * block_size, max_size=blocks * block_size)
-        )
+        tokens = data.draw(tokens_of(blocks * block_size))
         group, shape = data.draw(st.sampled_from(list(self.shapes[rank].items())))
         first = data.draw(FIRST_KEYS if parent is None else IMAGE_KEYS)
         event = BlocksStored(
@@ -136,7 +145,7 @@ class Comparison(RuleBasedStateMachine):
             parent=parent,
             token_ids=tokens,
             block_size=block_size,
-            tier=data.draw(TIERS),
+            tier=data.draw(st.sampled_from(self.tiers[rank])),
             lora_name=data.draw(LORAS) if parent is None else None,
             extra_keys=[first, *(data.draw(IMAGE_KEYS) for _ in range(1, blocks))]
             if blocks
@@ -169,11 +178,12 @@ class Comparison(RuleBasedStateMachine):
             parent = state.meaning[event.parent] if event.parent is not None else None
             path = event_path(event, parent) if blocks else ()
             ends = range(len(path) - blocks + 1, len(path) + 1)
-            names = [self._name_of(rank, path[:end]) for end in ends]
+            variant = data.draw(st.integers(0, 2)) if rank.worker == "w2" else 0
+            names = [self._name_of(rank, path[:end], variant) for end in ends]
         return replaced(event, names)
 
-    def _name_of(self, rank: WorkerRank, path: Any) -> int:
-        return self.names.setdefault((rank, path), 1000 + len(self.names))
+    def _name_of(self, rank: WorkerRank, path: Any, variant: int) -> int:
+        return self.names.setdefault((rank, path, variant), 1000 + len(self.names))
 
     # What is asked
 
@@ -186,16 +196,21 @@ class Comparison(RuleBasedStateMachine):
     def ask(self, tokens: list[int], lora: str | None, salt: str | None, block_size: int) -> None:
         self._compare(tokens, lora, salt, block_size)
 
-    @rule(data=st.data(), rank=st.sampled_from(RANKS), more=st.lists(TOKENS, max_size=4))
+    @rule(
+        data=st.data(),
+        rank=st.sampled_from(RANKS),
+        less=st.integers(0, 4),
+        more=st.lists(TOKENS, max_size=4),
+    )
     def ask_for_what_was_stored(
-        self, data: st.DataObject, rank: WorkerRank, more: list[int]
+        self, data: st.DataObject, rank: WorkerRank, less: int, more: list[int]
     ) -> None:
         state = self.naive.rank(rank)
         paths = sorted(state.meaning.values(), key=repr)
         if not paths or state.block_size is None:
             return
         (_, lora, salt), *blocks = data.draw(st.sampled_from(paths))
-        tokens = [token for block, _ in blocks for token in block]
+        tokens = [token for block, _ in blocks[: max(0, len(blocks) - less)] for token in block]
         self._compare(tokens + more, lora, salt, state.block_size)
 
     def _compare(
@@ -220,6 +235,12 @@ class Comparison(RuleBasedStateMachine):
         self.index.check()
         stats = self.index.stats()
         assert (stats.nodes, stats.tree_blocks, stats.blocks) == (0, 0, 0)
+
+
+def tokens_of(length: int) -> st.SearchStrategy[list[int]]:
+    """Mostly the beginning of one of a few prompts, so that what is stored meets."""
+    trunks = st.sampled_from(TRUNKS).map(lambda trunk: trunk[:length])
+    return trunks | trunks | st.lists(TOKENS, min_size=length, max_size=length)
 
 
 def counts(applied: Applied) -> Counter[str]:
