@@ -6,6 +6,7 @@ happened decides whether another worker may be tried.
 
 import asyncio
 import errno
+import io
 from dataclasses import dataclass
 from enum import Enum, auto
 from types import SimpleNamespace, TracebackType
@@ -19,6 +20,8 @@ from kvrouter.http.headers import Headers
 
 POOL_KEEPALIVE_S = 4.0
 """Shorter than the 5 s after which vLLM's server closes an idle connection."""
+
+LARGE_BODY_BYTES = 256 * 1024
 
 
 class EngineFailure(Enum):
@@ -136,7 +139,7 @@ class EngineClient:
                 response = await session.request(
                     request.method,
                     URL(request.url, encoded=True),
-                    data=request.body or None,
+                    data=_payload(request.body),
                     headers=request.headers,
                     allow_redirects=False,
                     trace_request_ctx=trace,
@@ -165,6 +168,11 @@ async def _note_reuse(
 ) -> None:
     del session, params
     context.trace_request_ctx.reused = True
+
+
+def _payload(body: bytes) -> bytes | io.BytesIO | None:
+    """A large body is written in pieces, so that the event loop goes on meanwhile."""
+    return io.BytesIO(body) if len(body) > LARGE_BODY_BYTES else body or None
 
 
 def _failure(error: Exception) -> EngineFailure:

@@ -1,0 +1,119 @@
+"""`kvrouter serve`: the front door itself."""
+
+import argparse
+import asyncio
+import logging
+import signal
+import sys
+from pathlib import Path
+from typing import Any, get_args
+
+import uvloop
+
+from kvrouter.config import Config, ConfigError, PolicyName, parse_config, read_toml
+from kvrouter.startup import StartError
+from kvrouter.wiring import running
+
+log = logging.getLogger(__name__)
+
+_EPILOG = """\
+Each worker needs:   vllm serve MODEL --enable-prompt-tokens-details --kv-events-config
+                     '{"enable_kv_cache_events": true, "publisher": "zmq",
+                       "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5657"}'
+All else is learned from it. Flags win over the file of --config.
+"""
+
+
+def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add `serve` to the command line."""
+    parser = commands.add_parser(
+        "serve",
+        help="serve the OpenAI API in front of vLLM servers",
+        description="Serve the OpenAI API in front of vLLM servers.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--worker", action="append", metavar="URL", help="a vLLM server; may be given many times"
+    )
+    parser.add_argument(
+        "--tokenizer",
+        metavar="DIR_OR_HUB_ID",
+        help="where the models' tokenizer is (default: what each server names as its model's root)",
+    )
+    parser.add_argument(
+        "--policy", choices=get_args(PolicyName), help="how a worker is chosen (default: kv)"
+    )
+    parser.add_argument("--host", help="address for clients (default: 127.0.0.1)")
+    parser.add_argument("--port", type=int, help="port for clients (default: 8000)")
+    parser.add_argument("--admin-host", help="address of the second port (default: 127.0.0.1)")
+    parser.add_argument(
+        "--admin-port", type=int, help="port for health, metrics, workers (default: 8001)"
+    )
+    parser.add_argument("--config", type=Path, metavar="FILE", help="a TOML file with all settings")
+    parser.add_argument("--access-log", action="store_true", default=None, help="log each request")
+    parser.add_argument(
+        "--log-level", choices=("debug", "info", "warning", "error"), default="info"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Serve until SIGINT or SIGTERM; returns the exit status.
+
+    Raises ConfigError, and StartError when an address cannot be bound.
+    """
+    logging.basicConfig(
+        level=options.log_level.upper(),
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+    config = configuration(options)
+    if not config.workers:
+        raise ConfigError("workers: give at least one --worker URL, or [[workers]] in --config")
+    return uvloop.run(_serve(config))
+
+
+def configuration(options: argparse.Namespace) -> Config:
+    """The configuration from the file and the flags. Raises ConfigError."""
+    tables = read_toml(options.config) if options.config else {}
+    flags = {
+        ("tokenizer", "path"): options.tokenizer,
+        ("policy", "name"): options.policy,
+        ("server", "host"): options.host,
+        ("server", "port"): options.port,
+        ("server", "admin_host"): options.admin_host,
+        ("server", "admin_port"): options.admin_port,
+        ("server", "access_log"): options.access_log,
+    }
+    for (section, field), value in flags.items():
+        if value is not None:
+            _section(tables, section)[field] = value
+    if options.worker:
+        tables["workers"] = [{"url": url} for url in options.worker]
+    return parse_config(tables)
+
+
+def _section(tables: dict[str, Any], name: str) -> dict[str, Any]:
+    section = tables.setdefault(name, {})
+    if not isinstance(section, dict):
+        raise ConfigError(f"{name}: is a section, not a value")
+    return section
+
+
+async def _serve(config: Config) -> int:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    try:
+        async with running(config) as router:
+            server = config.server
+            log.info("clients: http://%s:%d/v1", server.host, router.port)
+            log.info("second port: http://%s:%d", server.admin_host, router.admin_port)
+            await stop.wait()
+            if router.door.active_requests:
+                log.info("stopping: %d requests may finish", router.door.active_requests)
+    except OSError as error:
+        raise StartError(f"cannot listen: {error}; is the port taken?") from error
+    return 0

@@ -1,0 +1,257 @@
+"""The fleet: which worker ranks hold which model's blocks, and what is known of each.
+
+One `Pool` per base model has that model's index, predictions, scheduler and tokenizer. A worker
+belongs to the pool of its first base model; the other names that it lists (more served names,
+LoRA adapters) lead to the same pool. A pool outlives its workers, so that a known model without
+any is told apart from an unknown one.
+
+This is the sink of all event sources: batches go into the index of the rank's pool at once, on
+the event loop, which is the only writer.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+from events import EventBatch, WorkerRank
+from events.stream import ResyncReason, StreamState
+from indexer import namespace
+from kvrouter.config import BreakerConfig, PredictionConfig, WorkerConfig
+from kvrouter.load import Load, Outcome
+from kvrouter.openai.errors import Fault, RequestError
+from kvrouter.openai.scan import Usage
+from kvrouter.pool import Pool
+from kvrouter.prompt import HASH_BYTES, Fidelity, Prompt
+from kvrouter.proof import Measurement
+from kvrouter.rank_state import RankState
+from kvrouter.scheduler import Placement
+from kvrouter.workers import Worker, WorkerFacts
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, frozen=True)
+class Route:
+    """Where requests for one model name go. `lora` is the adapter's name, if it is one."""
+
+    pool: Pool
+    model: str
+    lora: str | None = None
+
+    def namespace(self, cache_salt: str | None) -> bytes:
+        """The namespace of the blocks of such a request."""
+        return namespace(lora=self.lora, salt=cache_salt)
+
+
+class Fleet:
+    """All workers, pools and ranks; the sink of all KV events."""
+
+    def __init__(
+        self,
+        load: Load,
+        make_pool: Callable[[str], Pool],
+        *,
+        breaker: BreakerConfig,
+        prediction: PredictionConfig,
+    ) -> None:
+        self.load = load
+        self.workers: dict[str, Worker] = {}
+        self.pools: dict[str, Pool] = {}
+        self.ranks: dict[WorkerRank, RankState] = {}
+        self._make_pool = make_pool
+        self._breaker = breaker
+        self._prediction = prediction
+
+    # Workers come and go.
+
+    def add(self, config: WorkerConfig) -> Worker:
+        """A worker that is to be kept from now on."""
+        worker = Worker(config, self._breaker)
+        self.workers[worker.name] = worker
+        return worker
+
+    def joined(self, worker: Worker, facts: WorkerFacts) -> None:
+        """The worker said what it is; its ranks can be routed to from now on.
+
+        Ranks and models that it had before and has no more are forgotten with their blocks.
+        """
+        model = facts.base_model
+        if model is None:
+            raise ValueError(f"worker {worker.name} has no base model")
+        before = self.pool_of(worker.name)
+        if before is not None and before.model != model:
+            before.remove(worker.name)
+        worker.facts = facts
+        pool = self.pools.get(model)
+        if pool is None:
+            pool = self.pools[model] = self._make_pool(model)
+        pool.add(worker)
+        for rank in [r for r in self.ranks if r.worker == worker.name and r not in worker.ranks]:
+            self._forget(rank, pool)
+        for rank in worker.ranks:
+            self.ranks.setdefault(rank, RankState())
+
+    def remove(self, name: str) -> None:
+        """The worker is gone for good; its running requests end on their own."""
+        pool = self.pool_of(name)
+        if pool is not None:
+            pool.remove(name)
+        for rank in [rank for rank in self.ranks if rank.worker == name]:
+            self._forget(rank, pool)
+        self.workers.pop(name, None)
+
+    def pool_of(self, worker: str) -> Pool | None:
+        """The pool that a worker belongs to; None before it joined."""
+        return next((pool for pool in self.pools.values() if worker in pool.workers), None)
+
+    def _forget(self, rank: WorkerRank, pool: Pool | None) -> None:
+        del self.ranks[rank]
+        self.load.remove(rank)
+        if pool is not None:
+            pool.forget(rank)
+
+    # Requests ask where to go and tell how it went.
+
+    def route(self, model: str | None) -> Route:
+        """Where requests for this model go; without a name, to the only model there is.
+
+        Raises RequestError when there is no such model, or none to be known yet.
+        """
+        if not self.pools:
+            names = ", ".join(self.workers) or "none"
+            message = f"no worker has joined yet (configured: {names})"
+            raise RequestError(Fault.NO_WORKER, message, retry_after_s=1)
+        if model is None:
+            if len(self.pools) == 1:
+                return Route(next(iter(self.pools.values())), next(iter(self.pools)))
+            raise RequestError(Fault.BAD_REQUEST, "several models are served here: name one")
+        for pool in self.pools.values():
+            if pool.knows(model):
+                return Route(pool, model, pool.lora_of(model))
+        raise RequestError(Fault.NO_SUCH_MODEL, f"the model {model!r} does not exist")
+
+    def route_to(self, worker: str) -> Route:
+        """The route of a worker's own model. Raises RequestError when it has not joined."""
+        pool = self.pool_of(worker)
+        if pool is None:
+            raise RequestError(Fault.NO_WORKER, f"worker {worker} has not joined", retry_after_s=1)
+        return Route(pool, pool.model)
+
+    def attempt_ended(
+        self, placement: Placement, outcome: Outcome, usage: Usage | None, prompt: Prompt
+    ) -> None:
+        """Compare what was predicted with what the engine reports; expect events."""
+        chosen = placement.decision.chosen
+        state = self.ranks.get(chosen.rank)
+        if outcome is not Outcome.OK or state is None:
+            return
+        full_blocks = len(prompt.hashes(chosen.block_size)) // HASH_BYTES
+        if full_blocks > chosen.held_blocks:
+            state.expect_blocks(since=placement.lease.booked_at, now=time.monotonic())
+        comparable = prompt.fidelity is Fidelity.EXACT and usage is not None
+        if comparable and usage is not None and usage.cached_tokens is not None:
+            measured = Measurement(
+                predicted_cached=chosen.held_blocks * chosen.block_size,
+                reported_cached=usage.cached_tokens,
+                prompt_tokens=prompt.prompt_tokens,
+                reported_prompt_tokens=usage.prompt_tokens,
+            )
+            state.proof.observe(measured)
+
+    def models(self) -> dict[str, Any]:
+        """The union of the workers' models, in the form of OpenAI's /v1/models."""
+        entries: dict[str, dict[str, Any]] = {}
+        for worker in self.workers.values():
+            for model in worker.facts.models:
+                entries.setdefault(
+                    model.id,
+                    {
+                        "id": model.id,
+                        "object": "model",
+                        "owned_by": "vllm",
+                        "root": model.root,
+                        "parent": model.parent,
+                        "max_model_len": model.max_model_len,
+                    },
+                )
+        return {"object": "list", "data": list(entries.values())}
+
+    # Engines tell what their caches hold.
+
+    def on_batch(self, rank: WorkerRank, batch: EventBatch) -> None:
+        """Apply one batch of a rank's events."""
+        state, pool = self.ranks.get(rank), self.pool_of(rank.worker)
+        if state is None or pool is None:
+            return  # the worker was removed while its last events were on the way
+        applied = pool.apply(rank, batch)
+        state.counts.add(applied)
+        self._note_block_size(rank, applied.adopted_block_size)
+        if applied.resync is not None and state.source is not None:
+            log.warning("worker %s: its events do not add up (%s)", _name(rank), applied.resync)
+            state.source.request_resync()
+
+    def _note_block_size(self, rank: WorkerRank, adopted: int | None) -> None:
+        expected = self.workers[rank.worker].facts.block_size
+        if adopted is not None and adopted != expected:
+            log.warning(
+                "worker %s: its events have blocks of %d tokens, not %s; adopted",
+                _name(rank),
+                adopted,
+                expected or "known before",
+            )
+
+    def on_resync(self, rank: WorkerRank, reason: ResyncReason) -> None:
+        """Drop the rank's blocks: what is known of them is not true any more."""
+        state, pool = self.ranks.get(rank), self.pool_of(rank.worker)
+        if state is None or pool is None:
+            return
+        log.warning("worker %s: blocks dropped, cold (%s)", _name(rank), reason)
+        state.last_resync = reason
+        state.proof.forget()
+        pool.forget(rank)
+
+    def on_state(self, rank: WorkerRank, stream: StreamState) -> None:
+        """The state of a rank's event stream has changed."""
+        state = self.ranks.get(rank)
+        if state is not None:
+            state.stream = stream
+
+    # Time passes.
+
+    def prediction_ttl_s(self, rank: WorkerRank) -> float:
+        """How long blocks are expected on a rank to which a prompt was sent."""
+        state = self.ranks.get(rank)
+        heard = state is not None and state.hears_events
+        return self._prediction.ttl_s if heard else self._prediction.blind_ttl_s
+
+    def tick(self, now: float) -> None:
+        """Drop predictions that nothing has confirmed."""
+        for pool in self.pools.values():
+            pool.predicted.expire(now)
+
+    def check(self) -> None:
+        """Raise AssertionError unless all parts agree with themselves and each other."""
+        self.load.check()
+        for pool in self.pools.values():
+            pool.index.check()
+            pool.predicted.check()
+            stray = {rank.worker for rank in pool.index.ranks()} - set(pool.workers)
+            if stray:
+                raise AssertionError(f"pool {pool.model} has blocks of strangers: {stray}")
+
+
+def describe(workers: Collection[Worker]) -> str:
+    """Why none of these workers takes requests, in words."""
+    if not workers:
+        return "none has joined"
+    return "; ".join(
+        f"{worker.name} {worker.state}, breaker {worker.breaker.state}"
+        + (f" ({worker.problem})" if worker.problem else "")
+        for worker in workers
+    )
+
+
+def _name(rank: WorkerRank) -> str:
+    return f"{rank.worker} (dp rank {rank.dp_rank})" if rank.dp_rank else rank.worker

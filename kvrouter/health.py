@@ -1,0 +1,96 @@
+"""Keeping one worker: joining it, listening to its events, probing its health.
+
+The only requests that the router sends of its own: what a worker says of itself when it joins,
+and `GET /health` every few seconds. Load is never asked for.
+"""
+
+import asyncio
+import logging
+import random
+
+import aiohttp
+
+from kvrouter.config import HealthConfig
+from kvrouter.fleet import Fleet
+from kvrouter.joining import JoinError, learn
+from kvrouter.listening import Listeners
+from kvrouter.workers import Worker, WorkerEvent, WorkerFacts, WorkerState
+
+log = logging.getLogger(__name__)
+
+
+class Keeper:
+    """Keeps one worker up to date until it is cancelled."""
+
+    def __init__(
+        self,
+        worker: Worker,
+        fleet: Fleet,
+        listeners: Listeners,
+        session: aiohttp.ClientSession,
+        settings: HealthConfig,
+    ) -> None:
+        self._worker = worker
+        self._fleet = fleet
+        self._listeners = listeners
+        self._session = session
+        self._settings = settings
+        self._failures_in_row = 0
+
+    async def run(self) -> None:
+        """Join, then probe for ever; a worker that was lost joins again when it is back."""
+        async with self._listeners:
+            while True:
+                if self._worker.state is WorkerState.JOINING:
+                    await self._join()
+                else:
+                    await self._probe()
+                # Spread, so that a fleet's probes don't go out together.
+                await asyncio.sleep(self._settings.interval_s * random.uniform(0.8, 1.2))
+
+    async def _join(self) -> None:
+        try:
+            facts = await learn(self._session, self._worker.config)
+        except JoinError as error:
+            self._failed(f"cannot join: {error}")
+            return
+        self._failures_in_row = 0
+        self._worker.problem = ""
+        self._fleet.joined(self._worker, facts)
+        self._listeners.listen(facts)
+        self._worker.happened(WorkerEvent.JOINED)
+        log.info("worker %s joined: %s", self._worker.name, _summary(facts))
+        for note in facts.notes:
+            log.warning("worker %s: %s", self._worker.name, note)
+
+    async def _probe(self) -> None:
+        timeout = aiohttp.ClientTimeout(total=self._settings.timeout_s)
+        try:
+            async with self._session.get(self._worker.url + "/health", timeout=timeout) as response:
+                problem = "" if response.status < 500 else f"/health says {response.status}"  # noqa: PLR2004
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            problem = f"/health failed: {error!r}"
+        if problem:
+            self._failed(problem)
+            return
+        self._failures_in_row = 0
+        if self._worker.happened(WorkerEvent.PROBE_OK):
+            log.info("worker %s is back", self._worker.name)
+
+    def _failed(self, problem: str) -> None:
+        self._failures_in_row += 1
+        self._worker.problem = problem
+        if self._failures_in_row < self._settings.failures:
+            return
+        if self._worker.happened(WorkerEvent.PROBES_FAILED):
+            log.warning("worker %s is unreachable: %s", self._worker.name, problem)
+
+
+def _summary(facts: WorkerFacts) -> str:
+    models = ", ".join(model.id for model in facts.models)
+    listening = sum(endpoint is not None for endpoint in facts.events.values())
+    return (
+        f"models {models}; {len(facts.events)} rank(s), {listening} with KV events; "
+        f"block size {facts.block_size or 'unknown'}, "
+        f"capacity {facts.capacity_blocks or 'unknown'} blocks"
+    )

@@ -1,0 +1,101 @@
+"""One placement of a request on a worker, from its booking to its settlement.
+
+Whatever way it ends (answered, refused, the engine lost, the client gone, our own bug), leaving
+the context settles the lease and tells the worker's breaker, once.
+"""
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from kvrouter.breaker import Answer
+from kvrouter.http.client import ClientGone
+from kvrouter.http.engine import EngineError, EngineFailure
+from kvrouter.load import Outcome
+from kvrouter.openai.errors import RequestError
+from kvrouter.openai.scan import Usage
+from kvrouter.scheduler import Placement
+from kvrouter.workers import Worker
+
+BACKPRESSURE_STATUSES = (429, 503)
+FAILURE_STATUSES = (500, 502, 504)
+"""Of the 5xx, those that say that the engine is ill and not that it won't do this."""
+
+
+class Attempt:
+    """One request on one worker rank."""
+
+    def __init__(self, worker: Worker, placement: Placement, clock: Callable[[], float]) -> None:
+        self.worker = worker
+        self.placement = placement
+        self.started_at = clock()
+        self.first_byte_at: float | None = None
+        self.outcome = Outcome.CLIENT_GONE
+        """How it would end if the client left now; every other end is set when it is known."""
+        self.usage: Usage | None = None
+        self._clock = clock
+        self._lease = placement.lease
+        self._breaker_told = False
+
+    def __enter__(self) -> Self:
+        self.worker.breaker.sending(self.started_at)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        now = self._clock()
+        if isinstance(error, Exception) and not isinstance(error, ClientGone | RequestError):
+            self.outcome = Outcome.INTERNAL_ERROR
+        if not self._breaker_told:
+            self.worker.breaker.abandoned(now)
+        self._lease.settle(self.outcome, now)
+
+    def answered(self, status: int, retry_after_s: float | None) -> None:
+        """The head of a response is here; it is what the breaker learns from."""
+        if status in BACKPRESSURE_STATUSES:
+            self._end(Outcome.BACKPRESSURE, Answer.BACKPRESSURE, retry_after_s)
+        elif status in FAILURE_STATUSES:
+            self._end(Outcome.ENGINE_FAILED, Answer.FAILURE)
+        elif status >= 400:  # noqa: PLR2004  # the client errors of HTTP
+            self._end(Outcome.REFUSED, Answer.SUCCESS)
+        else:
+            self._tell_breaker(Answer.SUCCESS)
+
+    def first_byte(self) -> None:
+        """The first byte of the body is here: the prefill is done."""
+        if self.first_byte_at is None:
+            self.first_byte_at = self._clock()
+            self._lease.prefill_done(self.first_byte_at)
+
+    def output(self, tokens: int) -> None:
+        """So many more output tokens have passed."""
+        self._lease.add_output_tokens(tokens, self._clock())
+
+    def relayed(self, *, failed: bool, usage: Usage | None) -> None:
+        """The whole response has been passed on; `failed` if the engine said so within it."""
+        self.usage = usage
+        if failed:
+            self._end(Outcome.ENGINE_FAILED, Answer.FAILURE)
+        elif self.outcome is Outcome.CLIENT_GONE:
+            self.outcome = Outcome.OK
+
+    def failed(self, error: EngineError) -> None:
+        """No response, or not all of it."""
+        if error.failure is EngineFailure.NO_DESCRIPTORS:
+            self.outcome = Outcome.INTERNAL_ERROR
+        elif error.failure is EngineFailure.TIMED_OUT:
+            self._end(Outcome.TIMED_OUT, Answer.FAILURE)
+        else:
+            self._end(Outcome.ENGINE_FAILED, Answer.FAILURE)
+
+    def _end(self, outcome: Outcome, answer: Answer, retry_after_s: float | None = None) -> None:
+        self.outcome = outcome
+        self._tell_breaker(answer, retry_after_s)
+
+    def _tell_breaker(self, answer: Answer, retry_after_s: float | None = None) -> None:
+        self._breaker_told = True
+        self.worker.breaker.record(answer, self._clock(), retry_after_s=retry_after_s)

@@ -1,0 +1,179 @@
+"""The front door: every request of a client comes in here and leaves with a response.
+
+Finds out what a request wants, turns it into a job for the exchange, and turns every fault into
+a response in OpenAI's form.
+"""
+
+import asyncio
+import logging
+import uuid
+from typing import Any
+
+import msgspec
+
+from kvrouter.fleet import Fleet, Route
+from kvrouter.http import headers as hdr
+from kvrouter.http.client import Client, ClientGone, send_whole
+from kvrouter.http.exchange import Exchange, Job
+from kvrouter.metrics import Metrics
+from kvrouter.openai.body import BadBody, Endpoint, RequestBody, parse_body
+from kvrouter.openai.errors import Fault, RequestError
+from kvrouter.openai.paths import Handling, Path, PathTable
+from kvrouter.openai.rewrite import without_report_mode
+from kvrouter.prompt import Prompt
+from kvrouter.sticky import ResponseOwners
+from kvrouter.tokenize import TokenizerPool
+
+log = logging.getLogger(__name__)
+
+BYTES_PER_TOKEN = 4
+"""For bodies that are not tokenized: a usual figure for English text in large vocabularies."""
+
+
+class FrontDoor:
+    """What clients talk to."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        exchange: Exchange,
+        tokenizers: TokenizerPool,
+        owners: ResponseOwners,
+        metrics: Metrics,
+        paths: PathTable,
+        *,
+        max_active_requests: int,
+    ) -> None:
+        self._fleet = fleet
+        self._exchange = exchange
+        self._tokenizers = tokenizers
+        self._owners = owners
+        self._metrics = metrics
+        self._paths = paths
+        self._max_active = max_active_requests
+        self.active_requests = 0
+
+    async def handle(self, client: Client) -> None:
+        """Serve one request; returns when the response is whole or the connection is cut."""
+        self.active_requests += 1
+        label = self._paths.label(client.path)
+        try:
+            with self._metrics.request(label) as observed:
+                try:
+                    await self._serve(client, label)
+                except RequestError as error:
+                    observed.fault = error.fault
+                    await _answer_error(client, error)
+        except ClientGone:
+            client.abort()
+        except asyncio.CancelledError:
+            raise
+        except Exception:
+            log.exception("request to %s failed inside the router", label)
+            failed = RequestError(Fault.INTERNAL, "the router failed; see its log")
+            await _answer_error(client, failed)
+        finally:
+            self.active_requests -= 1
+
+    async def _serve(self, client: Client, label: str) -> None:
+        path = self._paths.find(client.method, client.path)
+        if path is None:
+            message = f"{client.method} {client.path} is not served here"
+            raise RequestError(Fault.NO_SUCH_PATH, message)
+        if path.handling is Handling.HEALTH:
+            await send_whole(client, 200, [], b"")
+        elif path.handling is Handling.MODELS:
+            await _send_json(client, self._fleet.models())
+        else:
+            if self.active_requests > self._max_active:
+                message = f"more than {self._max_active} requests are active"
+                raise RequestError(Fault.OVERLOADED, message, retry_after_s=1)
+            await self._exchange.run(client, await self._job(client, path, label))
+
+    async def _job(self, client: Client, path: Path, label: str) -> Job:
+        body = await client.body()
+        if path.response_id is not None:
+            return self._response_job(client, path.response_id, label, body)
+        fields = _read_body(path.endpoint, body)
+        route = self._fleet.route(fields.model if fields else None)
+        pinned = self._previous_owner(fields)
+        if fields is None or path.endpoint is None:
+            prompt = Prompt.blind(len(body) // BYTES_PER_TOKEN, "this path is not tokenized")
+        else:
+            prompt = await self.prompt(route, fields)
+            if fields.has_report_mode:
+                body = without_report_mode(body)
+        return _new_job(client, route, prompt, body, label, pinned)
+
+    async def prompt(self, route: Route, fields: RequestBody) -> Prompt:
+        """The prompt of a request as its pool's engines see it."""
+        return await self._tokenizers.prompt(
+            route.pool.tokenizer,
+            fields,
+            namespace=route.namespace(fields.cache_salt),
+            block_sizes=route.pool.block_sizes(),
+        )
+
+    def _previous_owner(self, fields: RequestBody | None) -> str | None:
+        """A stored response can only be continued on the engine that has it, where we know it."""
+        if fields is None or fields.previous_response_id is None:
+            return None
+        return self._owners.find(fields.previous_response_id)
+
+    def _response_job(self, client: Client, response_id: str, label: str, body: bytes) -> Job:
+        owner = self._owners.find(response_id)
+        if owner is None or owner not in self._fleet.workers:
+            message = f"no worker is known to have made the response {response_id!r}"
+            raise RequestError(Fault.NO_SUCH_RESPONSE, message)
+        route = self._fleet.route_to(owner)
+        prompt = Prompt.blind(1, "a stored response")
+        return _new_job(client, route, prompt, body, label, owner)
+
+
+def _new_job(
+    client: Client, route: Route, prompt: Prompt, body: bytes, label: str, pinned: str | None
+) -> Job:
+    headers = hdr.to_engine(client.headers)
+    asked = {name.lower(): value for name, value in client.headers}
+    request_id = asked.get(hdr.REQUEST_ID)
+    if not request_id:
+        request_id = uuid.uuid4().hex
+        headers.append((hdr.REQUEST_ID, request_id))
+    return Job(
+        route=route,
+        prompt=prompt,
+        method=client.method,
+        target=client.target,
+        headers=headers,
+        body=body,
+        path_label=label,
+        request_id=request_id,
+        explain=hdr.EXPLAIN in asked,
+        pinned=pinned,
+    )
+
+
+def _read_body(endpoint: Endpoint | None, body: bytes) -> RequestBody | None:
+    """The fields of a body; None for one that need not be a JSON object (audio, say)."""
+    try:
+        return parse_body(endpoint or Endpoint.COMPLETIONS, body)
+    except BadBody as error:
+        if endpoint is None:
+            return None
+        raise RequestError(Fault.BAD_REQUEST, str(error)) from error
+
+
+async def _send_json(client: Client, value: Any) -> None:
+    await send_whole(
+        client, 200, [("Content-Type", "application/json")], msgspec.json.encode(value)
+    )
+
+
+async def _answer_error(client: Client, error: RequestError) -> None:
+    if client.begun:
+        client.abort()
+        return
+    try:
+        await send_whole(client, error.fault.status, list(error.headers().items()), error.body())
+    except ClientGone:
+        client.abort()

@@ -1,0 +1,213 @@
+"""The life of one request: read, tokenize, decide and book, send, relay, settle.
+
+    body -> route (which model) -> prompt (which blocks) -> attempt, attempt, ... -> response
+
+Another worker is tried only until the first byte of a response goes to the client, within the
+retry budget; the bytes that go to the engines are the same each time.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from events import WorkerRank
+from kvrouter.breaker import RetryBudget
+from kvrouter.fleet import Fleet, Route, describe
+from kvrouter.http import headers as hdr
+from kvrouter.http.attempt import BACKPRESSURE_STATUSES, FAILURE_STATUSES, Attempt
+from kvrouter.http.client import Client
+from kvrouter.http.engine import (
+    EngineClient,
+    EngineError,
+    EngineFailure,
+    EngineRequest,
+    EngineResponse,
+)
+from kvrouter.metrics import Metrics
+from kvrouter.openai.errors import Fault, RequestError, error_event
+from kvrouter.openai.scan import Scan, SseScan, UnaryScan
+from kvrouter.prompt import Prompt
+from kvrouter.scheduler import Placement
+from kvrouter.sticky import ResponseOwners
+from kvrouter.workers import Worker
+
+
+@dataclass(slots=True)
+class Job:
+    """A request that is ready to be placed."""
+
+    route: Route
+    prompt: Prompt
+    method: str
+    target: str
+    headers: hdr.Headers
+    body: bytes
+    path_label: str
+    request_id: str
+    explain: bool = False
+    """Whether the client asked which worker answered."""
+    pinned: str | None = None
+    """The one worker that can serve it."""
+    tried: set[str] = field(default_factory=set)
+
+
+class Exchange:
+    """Carries jobs out."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        engines: EngineClient,
+        owners: ResponseOwners,
+        metrics: Metrics,
+        budget: RetryBudget,
+        *,
+        max_attempts: int,
+    ) -> None:
+        self._fleet = fleet
+        self._engines = engines
+        self._owners = owners
+        self._metrics = metrics
+        self._budget = budget
+        self._max_attempts = max_attempts
+
+    async def run(self, client: Client, job: Job) -> None:
+        """Get the client its response. Raises RequestError when there is none to pass on."""
+        self._budget.earn()
+        while True:
+            with self._attempt(job) as attempt:
+                done = await self._try(client, job, attempt)
+            if done:
+                return
+            self._metrics.retried()
+
+    @contextmanager
+    def _attempt(self, job: Job) -> Iterator[Attempt]:
+        """Decide and book, and settle when the block ends.
+
+        Raises RequestError when no worker can take the job.
+        """
+        attempt = Attempt(*self._place(job), time.monotonic)
+        try:
+            with attempt:
+                yield attempt
+        finally:
+            self._metrics.attempt_ended(attempt)
+            self._fleet.attempt_ended(attempt.placement, attempt.outcome, attempt.usage, job.prompt)
+
+    def _place(self, job: Job) -> tuple[Worker, Placement]:
+        started_at = time.perf_counter()
+        now = time.monotonic()
+        candidates = self._candidates(job, now)
+        if not candidates:
+            raise self._no_worker(job)
+        placement = job.route.pool.scheduler.place(job.prompt, candidates, now)
+        worker = self._fleet.workers[placement.decision.winner.worker]
+        job.tried.add(worker.name)
+        self._metrics.decided(placement.decision, job.prompt, time.perf_counter() - started_at)
+        return worker, placement
+
+    def _candidates(self, job: Job, now: float) -> list[WorkerRank]:
+        ranks = job.route.pool.candidates(job.route.model, job.tried, now)
+        return ranks if job.pinned is None else [r for r in ranks if r.worker == job.pinned]
+
+    async def _try(self, client: Client, job: Job, attempt: Attempt) -> bool:
+        """Send the job to one worker; True when the client has its response."""
+        response: EngineResponse | None = None
+        try:
+            response = await self._engines.send(_engine_request(job, attempt))
+            attempt.answered(response.status, hdr.retry_after_s(response.header("Retry-After")))
+            if response.status in _RETRIED_STATUSES and self._may_retry(job):
+                return False
+            first = await response.read()
+            await self._relay(client, job, attempt, response, first)
+        except EngineError as error:
+            attempt.failed(error)
+            if client.begun:
+                await _break_off(client, response, error)
+                return True
+            if error.failure in _RETRIED_FAILURES and self._may_retry(job):
+                return False
+            raise _request_error(error, attempt) from error
+        finally:
+            if response is not None:
+                response.close()
+        return True
+
+    async def _relay(
+        self, client: Client, job: Job, attempt: Attempt, response: EngineResponse, data: bytes
+    ) -> None:
+        scan: Scan = SseScan() if response.is_event_stream else UnaryScan()
+        await client.begin(response.status, _client_headers(job, attempt, response))
+        while data:
+            attempt.first_byte()
+            await client.write(data)
+            known_chunks = scan.output_chunks
+            scan.feed(data)
+            attempt.output(scan.output_chunks - known_chunks)
+            data = await response.read()
+        scan.finish()
+        if scan.response_id:
+            self._owners.remember(scan.response_id, attempt.worker.name)
+        attempt.relayed(failed=scan.failed, usage=scan.usage)
+        await client.end()
+
+    def _may_retry(self, job: Job) -> bool:
+        """Whether another worker may be tried now; takes it from the budget."""
+        if len(job.tried) >= self._max_attempts or not self._candidates(job, time.monotonic()):
+            return False
+        return self._budget.spend()
+
+    def _no_worker(self, job: Job) -> RequestError:
+        if job.pinned is not None and job.pinned not in self._fleet.workers:
+            return RequestError(Fault.NO_SUCH_RESPONSE, "the worker of this response is gone")
+        reasons = describe(job.route.pool.workers.values())
+        message = f"no worker for {job.route.model!r} is ready: {reasons}"
+        return RequestError(Fault.NO_WORKER, message, retry_after_s=1)
+
+
+_RETRIED_STATUSES = (*BACKPRESSURE_STATUSES, *FAILURE_STATUSES)
+_RETRIED_FAILURES = (EngineFailure.UNREACHABLE, EngineFailure.LOST)
+"""Not a time-out: the engine may be at work on it, and the client has waited long enough."""
+
+
+def _engine_request(job: Job, attempt: Attempt) -> EngineRequest:
+    headers = job.headers
+    if len(attempt.worker.ranks) > 1:
+        headers = [*headers, (hdr.DP_RANK, str(attempt.placement.decision.winner.dp_rank))]
+    return EngineRequest(job.method, attempt.worker.url + job.target, headers, job.body)
+
+
+def _client_headers(job: Job, attempt: Attempt, response: EngineResponse) -> hdr.Headers:
+    headers = hdr.to_client(response.headers)
+    if response.header(hdr.REQUEST_ID) is None:
+        headers.append((hdr.REQUEST_ID, job.request_id))
+    if job.explain:
+        chosen = attempt.placement.decision.chosen
+        cached_tokens = chosen.held_blocks * chosen.block_size
+        headers.append((hdr.WORKER, attempt.worker.name))
+        headers.append((hdr.DP_RANK, str(chosen.rank.dp_rank)))
+        headers.append((hdr.PREDICTED_CACHED_TOKENS, str(cached_tokens)))
+    return headers
+
+
+async def _break_off(client: Client, response: EngineResponse | None, error: EngineError) -> None:
+    """Tell a client in the middle of its response that the rest won't come."""
+    if response is not None and response.is_event_stream:
+        await client.write(error_event(Fault.ENGINE_FAILED, f"the engine was lost: {error}"))
+    client.abort()
+
+
+def _request_error(error: EngineError, attempt: Attempt) -> RequestError:
+    name = attempt.worker.name
+    match error.failure:
+        case EngineFailure.TIMED_OUT:
+            return RequestError(Fault.ENGINE_TIMEOUT, f"worker {name} did not answer: {error}")
+        case EngineFailure.NO_DESCRIPTORS:
+            message = "the router has no file descriptors left (raise its limit with ulimit -n)"
+            return RequestError(Fault.OVERLOADED, message, retry_after_s=1)
+        case _:
+            return RequestError(
+                Fault.ENGINE_FAILED, f"worker {name} failed: {error}", retry_after_s=1
+            )

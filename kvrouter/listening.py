@@ -1,0 +1,74 @@
+"""Listening to one worker's KV events: a source per rank that publishes any."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from events import WorkerRank
+from events.zmq_source import ZmqSource
+from kvrouter.config import RankEvents
+from kvrouter.fleet import Fleet
+from kvrouter.supervision import cancelled, supervised
+from kvrouter.workers import WorkerFacts
+
+log = logging.getLogger(__name__)
+
+MakeSource = Callable[[WorkerRank, RankEvents], ZmqSource]
+
+
+class Listeners:
+    """The event sources of one worker. Leaving the context stops them."""
+
+    def __init__(self, worker: str, fleet: Fleet, make_source: MakeSource) -> None:
+        self._worker = worker
+        self._fleet = fleet
+        self._make_source = make_source
+        self._heard: dict[WorkerRank, RankEvents] = {}
+        self._tasks: dict[WorkerRank, asyncio.Task[None]] = {}
+        self._stopped: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await cancelled(list(self._tasks.values()) + self._stopped)
+
+    def listen(self, facts: WorkerFacts) -> None:
+        """Listen to what the worker publishes now.
+
+        A source whose endpoint is the same goes on: it notices by itself that the engine behind
+        it is a new one.
+        """
+        wanted = {
+            WorkerRank(self._worker, dp_rank): endpoint
+            for dp_rank, endpoint in facts.events.items()
+            if endpoint is not None
+        }
+        for rank in [rank for rank in self._heard if wanted.get(rank) != self._heard[rank]]:
+            self._stop(rank)
+        for rank, endpoint in wanted.items():
+            if rank not in self._heard:
+                self._start(rank, endpoint)
+
+    def _start(self, rank: WorkerRank, endpoint: RankEvents) -> None:
+        source = self._make_source(rank, endpoint)
+        self._fleet.ranks[rank].source = source
+        self._heard[rank] = endpoint
+        self._tasks[rank] = asyncio.create_task(
+            supervised(f"events of {rank.worker}/{rank.dp_rank}", source.run)
+        )
+
+    def _stop(self, rank: WorkerRank) -> None:
+        del self._heard[rank]
+        task = self._tasks.pop(rank)
+        task.cancel()
+        self._stopped = [each for each in (*self._stopped, task) if not each.done()]
+        if rank in self._fleet.ranks:
+            self._fleet.ranks[rank].source = None

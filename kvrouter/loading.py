@@ -1,0 +1,66 @@
+"""Finding and loading the tokenizer of each model that the workers serve.
+
+What is tried, in order: what the configuration names for the model, what it names for all, the
+folder or hub id that the engine gives as the model's root.
+"""
+
+import asyncio
+import logging
+from pathlib import Path
+
+from kvrouter.config import TokenizerConfig
+from kvrouter.fleet import Fleet
+from kvrouter.pool import Pool
+from kvrouter.tokenize import ModelTokenizer, TokenizerError
+
+log = logging.getLogger(__name__)
+
+LOOK_AGAIN_S = 0.1
+"""How soon a model that has just appeared is noticed. Costs a look at a few booleans."""
+
+
+class TokenizerLoader:
+    """Loads tokenizers in threads, so that the event loop goes on."""
+
+    def __init__(self, settings: TokenizerConfig) -> None:
+        self._settings = settings
+
+    async def run(self, fleet: Fleet) -> None:
+        """Load what is missing until cancelled."""
+        while True:
+            for pool in list(fleet.pools.values()):
+                if pool.tokenizer_loading:
+                    await self._load(pool)
+            await asyncio.sleep(LOOK_AGAIN_S)
+
+    async def _load(self, pool: Pool) -> None:
+        where = self._where(pool)
+        if where is None:
+            pool.tokenizer_problem = "the engine names no root; set --tokenizer"
+        else:
+            try:
+                pool.tokenizer = await asyncio.to_thread(self._load_from, where)
+            except TokenizerError as error:
+                pool.tokenizer_problem = str(error)
+        if pool.tokenizer_problem:
+            log.warning(
+                "model %s: prompts are not tokenized, routed by load: %s",
+                pool.model,
+                pool.tokenizer_problem,
+            )
+        else:
+            log.info("model %s: tokenizer loaded from %s", pool.model, where)
+
+    def _where(self, pool: Pool) -> str | None:
+        configured = self._settings.models.get(pool.model) or self._settings.path
+        if configured is not None:
+            return configured
+        for worker in pool.workers.values():
+            for model in worker.facts.models:
+                if model.id == pool.model and model.root:
+                    return model.root
+        return None
+
+    def _load_from(self, where: str) -> ModelTokenizer:
+        template = self._settings.chat_template
+        return ModelTokenizer.load(where, chat_template=Path(template) if template else None)

@@ -1,0 +1,94 @@
+"""One base model: its workers, what their caches hold, and how its prompts become tokens."""
+
+from collections.abc import Collection
+
+from events import EventBatch, WorkerRank
+from indexer import Applied, PredictedBlocks, RadixIndex
+from kvrouter.scheduler import DEFAULT_BLOCK_SIZE, Scheduler
+from kvrouter.tokenize import ModelTokenizer
+from kvrouter.workers import Worker, WorkerState
+
+
+class Pool:
+    """The workers that serve one base model, under whatever names, with their common index."""
+
+    def __init__(
+        self, model: str, index: RadixIndex, predicted: PredictedBlocks, scheduler: Scheduler
+    ) -> None:
+        self.model = model
+        self.index = index
+        self.predicted = predicted
+        self.scheduler = scheduler
+        self.tokenizer: ModelTokenizer | None = None
+        self.tokenizer_problem = ""
+        """Why prompts are not tokenized: the tokenizer cannot be loaded."""
+        self.workers: dict[str, Worker] = {}
+
+    @property
+    def tokenizer_loading(self) -> bool:
+        """Whether it is not known yet if prompts can be tokenized."""
+        return self.tokenizer is None and not self.tokenizer_problem
+
+    def add(self, worker: Worker) -> None:
+        """The worker serves this model; called again when it has joined anew."""
+        self.workers[worker.name] = worker
+        for rank in worker.ranks:
+            self.index.set_capacity(rank, worker.facts.capacity_blocks)
+
+    def remove(self, worker: str) -> None:
+        """The worker does not serve this model any more."""
+        self.workers.pop(worker, None)
+        self.index.remove_worker(worker)
+        self.predicted.drop_worker(worker)
+
+    def forget(self, rank: WorkerRank) -> None:
+        """Drop all blocks of a rank, known and expected."""
+        self.index.clear(rank)
+        self.predicted.drop(rank)
+
+    def apply(self, rank: WorkerRank, batch: EventBatch) -> Applied:
+        """Apply one batch of events; what it stores need not be predicted any more."""
+        applied = self.index.apply(rank, batch)
+        if applied.cleared:
+            self.predicted.drop(rank)
+        if applied.stored:
+            self.predicted.confirm(rank, applied.stored)
+        return applied
+
+    def knows(self, model: str) -> bool:
+        """Whether a worker lists this name."""
+        return any(worker.serves(model) for worker in self.workers.values())
+
+    def lora_of(self, model: str) -> str | None:
+        """The adapter that a name stands for, None for the base model."""
+        return next(
+            (w.facts.lora_of(model) for w in self.workers.values() if w.serves(model)), None
+        )
+
+    def candidates(self, model: str, excluded: Collection[str], now: float) -> list[WorkerRank]:
+        """The ranks that may get a request for one of this pool's names.
+
+        Workers that asked for a pause (429, 503) are left out unless there are no others.
+        """
+        willing = [
+            worker
+            for worker in self.workers.values()
+            if worker.state is WorkerState.READY
+            and worker.name not in excluded
+            and worker.breaker.allows(now)
+            and worker.serves(model)
+        ]
+        rested = [worker for worker in willing if not worker.breaker.backs_off(now)]
+        return [rank for worker in rested or willing for rank in worker.ranks]
+
+    def block_size_of(self, rank: WorkerRank) -> int:
+        """The rank's block size in tokens: what its events say, else what it said on joining."""
+        known = self.index.block_size(rank)
+        if known is None:
+            worker = self.workers.get(rank.worker)
+            known = worker.facts.block_size if worker is not None else None
+        return known or DEFAULT_BLOCK_SIZE
+
+    def block_sizes(self) -> set[int]:
+        """The block sizes in use, in tokens."""
+        return {self.block_size_of(r) for worker in self.workers.values() for r in worker.ranks}

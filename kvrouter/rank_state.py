@@ -1,0 +1,71 @@
+"""What is known of one worker rank besides its blocks and its load."""
+
+from typing import Protocol
+
+from events.stream import ResyncReason, StreamState, StreamStats
+from indexer import Applied
+from kvrouter.proof import Proof
+
+
+class Source(Protocol):
+    """What the fleet needs of an event source."""
+
+    @property
+    def stats(self) -> StreamStats:
+        """Counters since the start."""
+
+    def expect_blocks(self, now: float) -> None:
+        """A request that makes the rank store blocks was sent."""
+
+    def request_resync(self) -> None:
+        """Start the rank's view again."""
+
+
+class EventCounts:
+    """Totals of what a rank's events did to the index, in blocks."""
+
+    def __init__(self) -> None:
+        self.stored = 0
+        self.removed = 0
+        self.unknown_removed = 0
+        self.orphans = 0
+        self.ignored = 0
+        self.clears = 0
+
+    def add(self, applied: Applied) -> None:
+        """Add what one batch did."""
+        self.stored += applied.stored_blocks
+        self.removed += applied.removed_blocks
+        self.unknown_removed += applied.unknown_removed
+        self.orphans += applied.orphans
+        self.ignored += sum(applied.ignored.values())
+        self.clears += applied.cleared
+
+
+class RankState:
+    """One worker rank. `source` is None while no one listens to its events."""
+
+    def __init__(self) -> None:
+        self.source: Source | None = None
+        self.stream: StreamState | None = None
+        self.last_resync: ResyncReason | None = None
+        self.counts = EventCounts()
+        self.proof = Proof()
+
+    def expect_blocks(self, *, since: float, now: float) -> None:
+        """A request that was sent at `since` has made the rank store blocks.
+
+        Its events may have come before its response.
+        """
+        if self.source is not None:
+            heard_at = self.source.stats.last_batch_at
+            if heard_at is None or heard_at < since:
+                self.source.expect_blocks(now)
+
+    @property
+    def hears_events(self) -> bool:
+        """Whether the rank's events can be counted on to confirm a prediction."""
+        return self.source is not None and self.stream in _HEARING
+
+
+_HEARING = frozenset(StreamState) - {StreamState.CONNECTING, StreamState.SILENT}

@@ -1,0 +1,191 @@
+"""Construction: the one place that makes all parts, connects them, and starts and stops them.
+
+Start: tokenizer threads, engine connections, the second port, the front door, then one keeper per
+worker. The front door listens at once and answers 503 until a worker has joined. Stop is the
+reverse; running requests get `timeouts.shutdown_s` to finish.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import aiohttp
+import zmq.asyncio
+
+from events import WorkerRank
+from events.stream import SubscriptionSettings
+from events.zmq_source import SourceSettings, ZmqSource
+from indexer import PredictedBlocks, RadixIndex
+from kvrouter.admin import Admin, admin_listening
+from kvrouter.breaker import RetryBudget
+from kvrouter.collector import FleetCollector
+from kvrouter.config import Config, RankEvents
+from kvrouter.explain import Explainer
+from kvrouter.fleet import Fleet
+from kvrouter.health import Keeper
+from kvrouter.http.door import FrontDoor
+from kvrouter.http.engine import EngineClient
+from kvrouter.http.exchange import Exchange
+from kvrouter.http.server import listening
+from kvrouter.listening import Listeners
+from kvrouter.load import Load
+from kvrouter.loading import TokenizerLoader
+from kvrouter.metrics import Metrics
+from kvrouter.openai.paths import PathTable
+from kvrouter.policy import TierCredit, build_policy
+from kvrouter.pool import Pool
+from kvrouter.scheduler import Scheduler
+from kvrouter.sticky import ResponseOwners
+from kvrouter.supervision import background
+from kvrouter.tokenize import PoolSettings, TokenizerPool
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.25
+
+
+@dataclass(frozen=True)
+class Router:
+    """A running router."""
+
+    fleet: Fleet
+    door: FrontDoor
+    metrics: Metrics
+    tokenizers: TokenizerPool
+    port: int
+    admin_port: int
+
+
+@asynccontextmanager
+async def running(config: Config) -> AsyncIterator[Router]:
+    """A router that serves while the context is open.
+
+    Raises OSError when one of its addresses cannot be bound.
+    """
+    fleet = _fleet(config)
+    metrics = Metrics()
+    owners = ResponseOwners()
+    budget = RetryBudget(config.retries.budget_ratio, config.retries.budget_reserve)
+    async with (
+        _tokenizer_pool(config) as tokenizers,
+        EngineClient(config.timeouts) as engines,
+        aiohttp.ClientSession() as probes,
+    ):
+        attempts = config.retries.max_attempts
+        exchange = Exchange(fleet, engines, owners, metrics, budget, max_attempts=attempts)
+        paths = PathTable(config.limits.extra_paths)
+        limit = config.limits.max_active_requests
+        door = FrontDoor(
+            fleet, exchange, tokenizers, owners, metrics, paths, max_active_requests=limit
+        )
+        metrics.registry.register(FleetCollector(fleet, tokenizers))
+        admin = Admin(fleet, metrics, Explainer(fleet, door.prompt))
+        async with (
+            admin_listening(admin, config.server) as admin_port,
+            listening(door, config) as port,
+            _keeping(config, fleet, probes),
+            _ticking(fleet, metrics),
+        ):
+            yield Router(fleet, door, metrics, tokenizers, port, admin_port)
+
+
+def _fleet(config: Config) -> Fleet:
+    load = Load()
+    rng = random.Random()
+    policy = build_policy(
+        config.policy.name, w=config.policy.w, temperature=config.policy.temperature
+    )
+    credit = TierCredit(cpu=config.policy.cpu_credit, disk=config.policy.disk_credit)
+
+    def make_pool(model: str) -> Pool:
+        index, predicted = RadixIndex(), PredictedBlocks()
+        scheduler = Scheduler(
+            index,
+            predicted,
+            load,
+            policy,
+            rng,
+            credit=credit,
+            prediction_ttl_s=fleet.prediction_ttl_s,
+        )
+        return Pool(model, index, predicted, scheduler)
+
+    fleet = Fleet(load, make_pool, breaker=config.breaker, prediction=config.prediction)
+    return fleet
+
+
+@asynccontextmanager
+async def _tokenizer_pool(config: Config) -> AsyncIterator[TokenizerPool]:
+    settings = config.tokenizer
+    pool = TokenizerPool(
+        PoolSettings(
+            inline_bytes=settings.inline_bytes,
+            threads=settings.threads,
+            max_requests=settings.max_queued,
+            max_bytes=settings.max_queued_bytes,
+            deadline_s=settings.deadline_s,
+        )
+    )
+    try:
+        yield pool
+    finally:
+        pool.close()
+
+
+@asynccontextmanager
+async def _keeping(
+    config: Config, fleet: Fleet, probes: aiohttp.ClientSession
+) -> AsyncIterator[None]:
+    """Keep all workers, and load the tokenizers of the models that they turn out to serve."""
+    loader = TokenizerLoader(config.tokenizer)
+    with zmq.asyncio.Context() as context:
+
+        def make_source(rank: WorkerRank, events: RankEvents) -> ZmqSource:
+            return ZmqSource(
+                rank,
+                events.endpoint,
+                fleet,
+                replay_endpoint=events.replay_endpoint,
+                topic=events.topic,
+                settings=_source_settings(config, bind=events.bind),
+                context=context,
+            )
+
+        keepers = {
+            f"worker {worker.name}": Keeper(
+                worker, fleet, Listeners(worker.name, fleet, make_source), probes, config.health
+            ).run
+            for worker in map(fleet.add, config.workers)
+        }
+        async with background({**keepers, "tokenizers": lambda: loader.run(fleet)}):
+            yield
+
+
+def _source_settings(config: Config, *, bind: bool) -> SourceSettings:
+    settings = config.events
+    subscription = SubscriptionSettings(
+        replay_timeout_s=settings.replay_timeout_s,
+        replay_tries=settings.replay_tries,
+        silent_after_s=settings.silent_s,
+    )
+    return SourceSettings(bind=bind, subscription=subscription)
+
+
+@asynccontextmanager
+async def _ticking(fleet: Fleet, metrics: Metrics) -> AsyncIterator[None]:
+    """Let time pass for the fleet, and measure how late the loop is with that."""
+
+    async def tick() -> None:
+        while True:
+            due = time.monotonic() + TICK_S
+            await asyncio.sleep(TICK_S)
+            now = time.monotonic()
+            metrics.loop_lag.observe(now - due)
+            fleet.tick(now)
+
+    async with background({"ticks": tick}):
+        yield

@@ -1,0 +1,282 @@
+"""Engines that refuse, hang, die and come back; what clients notice of it."""
+
+import asyncio
+import json
+import socket
+import time
+
+import aiohttp
+import pytest
+from support.stack import Stack, engine_settings, stack, until
+
+from kvrouter.sim.timing import LinearTiming
+
+SLOW = LinearTiming(base_s=0.02, prefill_token_s=0.0, decode_sequence_s=0.0)
+STREAM = {"stream": True, "stream_options": {"include_usage": True}}
+
+
+def outcomes(running: Stack, outcome: str) -> float:
+    """How many attempts ended so, over all workers."""
+    return sum(
+        running.router.metrics.registry.get_sample_value(
+            "kvrouter_attempts_total", {"worker": running.name(number), "outcome": outcome}
+        )
+        or 0.0
+        for number in range(len(running.engines))
+    )
+
+
+async def stream(running: Stack, **fields: object) -> tuple[list[str], BaseException | None]:
+    """The data lines of a streamed chat, and how its connection ended if not well."""
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "go"}], "max_tokens": 20}
+    lines: list[str] = []
+    async with running.session.post(
+        f"{running.url}/v1/chat/completions", json=body | STREAM | fields
+    ) as response:
+        try:
+            async for line in response.content:
+                if line.startswith(b"data: "):  # a list that grows: what came before an error
+                    lines += [line.decode().removeprefix("data: ").strip()]
+        except aiohttp.ClientError as error:
+            return lines, error
+    return lines, None
+
+
+@pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
+async def test_another_worker_gets_the_same_bytes_when_the_first_answers_badly(status: int) -> None:
+    """F5: the first worker answers only after it has read the body."""
+    async with stack() as running:
+        for engine in running.engines:
+            engine.faults.refuse_next(status)
+        response = await running.chat("hello")
+        refused = sum(1 - len(engine.faults.refuse) for engine in running.engines)
+        assert refused == 2
+        assert response.status == status
+        for engine in running.engines:
+            engine.faults.refuse.clear()
+        running.engines[0].faults.refuse_next(status)
+        running.engines[1].faults.refuse_next(status)
+        running.engines[1].faults.refuse.clear()
+        await until(lambda: not any(_backs_off(running, number) for number in (0, 1)))
+        responses = [await running.chat(f"again {number}") for number in range(4)]
+        assert [each.status for each in responses] == [200] * 4
+        bodies = [each.body for number in (0, 1) for each in running.posts(number)]
+        assert any(bodies.count(body) == 2 for body in bodies)
+
+
+def _backs_off(running: Stack, engine: int) -> bool:
+    worker = running.router.fleet.workers[running.name(engine)]
+    return worker.breaker.backs_off(time.monotonic())
+
+
+async def test_a_full_engine_is_backpressure_and_its_answer_is_passed_on() -> None:
+    """F8: with one worker there is nobody else to ask."""
+    async with stack(engine_settings()) as running:
+        running.engines[0].faults.retry_after_s = 7
+        running.engines[0].faults.refuse_next(503, times=20)
+        for _ in range(20):
+            response = await running.chat("hello")
+            assert response.status == 503
+            assert response.headers["Retry-After"] == "7"
+        worker = running.router.fleet.workers[running.name(0)]
+        assert worker.breaker.state == "closed"
+        assert outcomes(running, "backpressure") == 20
+        response = await running.chat("hello")
+        assert response.status == 200
+
+
+async def test_prompts_that_are_too_long_trip_nothing_and_are_not_retried() -> None:
+    """F7: 400 is the client's fault, fifty times over."""
+    async with stack() as running:
+        for _ in range(50):
+            response = await running.chat("word " * 9000)
+            assert response.status == 400
+        assert len(running.posts(0)) + len(running.posts(1)) == 50
+        assert all(w.breaker.state == "closed" for w in running.router.fleet.workers.values())
+        assert outcomes(running, "refused") == 50
+
+
+async def test_an_engine_lost_in_mid_stream_ends_in_an_error_event_and_never_in_done() -> None:
+    """F6: the connection breaks after three chunks."""
+    async with stack(engine_settings()) as running:
+        running.engines[0].faults.die_after_chunks = 3
+        lines, error = await stream(running)
+        assert json.loads(lines[-1])["error"]["code"] == "engine_failed"
+        assert "[DONE]" not in lines
+        assert error is not None
+        assert outcomes(running, "engine_failed") == 1
+        await running.settled()
+
+
+async def test_a_dying_engines_error_chunk_and_done_are_passed_on_and_counted() -> None:
+    """F6: a vLLM whose core dies says so in the stream, with status 200 and [DONE]."""
+    async with stack(engine_settings()) as running:
+        running.engines[0].faults.die_after_chunks = 3
+        running.engines[0].faults.error_chunk = True
+        lines, error = await stream(running)
+        assert error is None
+        assert lines[-1] == "[DONE]"
+        assert "error" in json.loads(lines[-2])
+        assert outcomes(running, "engine_failed") == 1
+
+
+async def test_a_unary_answer_that_breaks_off_is_no_whole_answer() -> None:
+    """The engine dies while it sends a long body; the client must not take it for complete."""
+
+    async def cut(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n{")
+        await writer.drain()
+        writer.close()
+
+    async with (
+        stack(engine_settings()) as running,
+        await asyncio.start_server(cut, "127.0.0.1", 0) as server,
+    ):
+        port = server.sockets[0].getsockname()[1]
+        running.router.fleet.workers[running.name(0)].url = f"http://127.0.0.1:{port}"
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await running.chat("hello")
+
+
+async def test_a_dead_worker_is_passed_over_and_comes_back() -> None:
+    """E19, at the front door: a worker is killed and started again at the same address."""
+    async with stack() as running:
+        await running.engines[0].kill()
+        responses = [await running.chat(f"{number} hello") for number in range(10)]
+        assert [each.status for each in responses] == [200] * 10
+        worker = running.router.fleet.workers[running.name(0)]
+        await until(lambda: worker.state == "unreachable")
+        await running.engines[0].start()
+        await until(lambda: worker.state == "ready" and worker.breaker.allows(time.monotonic()))
+        names = set()
+        for number in range(20):
+            response = await running.chat(f"{number} back again")
+            assert response.status == 200
+            names.add(response.headers["x-kvrouter-worker"])
+        assert names == {running.name(0), running.name(1)}
+
+
+async def test_a_restarted_engine_has_no_blocks_until_it_stores_some() -> None:
+    """E11, at the front door: an engine restarts; its old blocks would attract prompts for ever."""
+    text = "the same long prompt again and again " * 20
+    async with stack(engine_settings()) as running:
+        await running.chat(text)
+        await running.caught_up()
+        assert (await running.explain(model="tiny", prompt=text)) is not None
+        fleet = running.router.fleet
+        rank = next(iter(fleet.ranks))
+        assert fleet.pools["tiny"].index.blocks(rank) > 0
+        await running.engines[0].restart()
+        await until(lambda: fleet.pools["tiny"].index.blocks(rank) == 0)
+        await until(lambda: fleet.workers[rank.worker].state == "ready")
+        response = await running.chat(text)
+        assert response.status == 200
+        assert response.headers["x-kvrouter-predicted-cached-tokens"] == "0"
+        await running.caught_up()
+        response = await running.chat(text)
+        reported = (await response.json())["usage"]["prompt_tokens_details"]["cached_tokens"]
+        assert int(response.headers["x-kvrouter-predicted-cached-tokens"]) == reported > 0
+
+
+async def test_a_clear_that_is_not_published_yet_makes_the_rank_stale() -> None:
+    """E14: an engine tells of a cleared cache only with its next step."""
+    text = "a prompt that will be forgotten " * 20
+    async with stack(engine_settings()) as running:
+        await running.chat(text)
+        await running.caught_up()
+        async with running.session.post(running.engines[0].url + "/reset_prefix_cache") as reset:
+            assert (await reset.json())["success"]
+        state = next(iter(running.router.fleet.ranks.values()))
+        response = await running.chat(text)
+        assert int(response.headers["x-kvrouter-predicted-cached-tokens"]) > 0
+        assert state.proof.verdict == "stale"
+        await running.caught_up()
+        await running.chat(text)
+        assert state.proof.verdict == "exact"
+
+
+async def test_each_deadline_is_its_own_and_others_are_unaffected() -> None:
+    """F11: one worker accepts requests and never answers."""
+    timeouts = {"first_byte_s": 0.5, "idle_s": 0.3, "connect_s": 0.2}
+    async with stack(timeouts=timeouts) as running:
+        running.engines[0].faults.hang_before_first_byte = True
+        responses = await asyncio.gather(*(running.chat(f"{number}") for number in range(8)))
+        statuses = sorted(each.status for each in responses)
+        assert set(statuses) == {200, 504}
+        assert all(
+            each.headers["x-kvrouter-worker"] == running.name(1)
+            for each in responses
+            if each.status == 200
+        )
+        assert outcomes(running, "timed_out") == statuses.count(504)
+
+
+async def test_a_stream_that_falls_silent_is_ended() -> None:
+    """F11: the idle deadline, in the middle of a stream."""
+    async with stack(engine_settings(), timeouts={"idle_s": 0.3}) as running:
+        running.engines[0].faults.hang_after_chunks = 3
+        lines, _ = await stream(running)
+        assert "silent" in json.loads(lines[-1])["error"]["message"]
+        assert outcomes(running, "timed_out") == 1
+        await until(lambda: running.engines[0].active == 0)
+
+
+async def test_a_black_holed_worker_costs_the_connect_deadline_and_then_another_is_tried() -> None:
+    """F11: packets to a worker vanish; connections are never made."""
+    async with stack(timeouts={"connect_s": 0.3}) as running:
+        blocked = _black_hole()
+        try:
+            address = blocked[0].getsockname()
+            worker = running.router.fleet.workers[running.name(0)]
+            worker.url = f"http://127.0.0.1:{address[1]}"
+            responses = [await running.chat(f"{number} x") for number in range(4)]
+            assert [each.status for each in responses] == [200] * 4
+        finally:
+            for each in blocked:
+                each.close()
+
+
+def _black_hole() -> list[socket.socket]:
+    """A listening socket whose queue of connections is full."""
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    listener.listen(0)
+    fillers = []
+    for _ in range(4):
+        filler = socket.socket()
+        filler.setblocking(False)
+        filler.connect_ex(listener.getsockname())
+        fillers.append(filler)
+    return [listener, *fillers]
+
+
+async def test_idle_connections_that_engines_close_cost_no_client_an_error() -> None:
+    """F4: engines close idle connections just when the next burst comes."""
+    async with stack(engine_settings(keep_alive_s=0.2)) as running:
+        for burst in range(12):
+            responses = await asyncio.gather(
+                *(running.chat(f"{burst} {number}") for number in range(8))
+            )
+            assert [each.status for each in responses] == [200] * 8
+            await asyncio.sleep(0.19 + 0.002 * burst)  # not for a state: the pause is the case
+
+
+async def test_a_slow_breaker_opens_and_requests_go_elsewhere_at_once() -> None:
+    async with stack(breaker={"failures": 2, "open_s": 30.0}) as running:
+        running.engines[0].faults.refuse_next(500, times=100)
+        for number in range(12):
+            assert (await running.chat(f"{number}")).status == 200
+        worker = running.router.fleet.workers[running.name(0)]
+        assert worker.breaker.state == "open"
+        assert 100 - len(running.engines[0].faults.refuse) == 2
+
+
+async def test_the_retry_budget_bounds_what_an_outage_multiplies() -> None:
+    retries = {"budget_ratio": 0.0, "budget_reserve": 3.0}
+    async with stack(retries=retries, breaker={"failures": 1000}) as running:
+        for engine in running.engines:
+            engine.faults.refuse_next(500, times=1000)
+        for number in range(10):
+            assert (await running.chat(f"{number}")).status == 500
+        assert len(running.posts(0)) + len(running.posts(1)) == 13
