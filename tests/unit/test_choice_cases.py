@@ -75,7 +75,7 @@ def test_a_prefix_that_all_share_ends_up_everywhere_it_pays() -> None:
     """C5: one long system prompt, short questions, a high rate."""
     fleet = Fleet(8)
     for number, at in enumerate(poisson(400.0, 1600)):
-        fleet.send(at, shared_prompt(4096, number, 48), output_tokens=80)
+        fleet.send(at, shared_prompt(4096, number, 48), output_tokens=20 + number * 379 % 121)
     fleet.run()
     holders = [worker for worker in fleet.workers.values() if len(worker.cache) >= 256]
     settled = fleet.shares(fleet.requests[800:])

@@ -1,0 +1,92 @@
+"""CPU time of one decision with its booking: overlap, predictions, cost, choice, expect, book.
+
+    python bench/micro/decide.py [--workers 8 64 512] [--requests 500] [--seed 1]
+
+Each prompt has 1,024 tokens with its hashes in hand: half of it is a system prompt that every
+worker holds, half is its own. Each worker has a few requests in flight. Prints one JSON object.
+"""
+
+import argparse
+import json
+import platform
+import random
+import statistics
+import time
+from array import array
+from collections import deque
+
+from events import BlocksStored, EventBatch, WorkerRank
+from indexer import PredictedBlocks, RadixIndex
+from kvrouter.load import Lease, Load, Outcome
+from kvrouter.policy import build_policy
+from kvrouter.prompt import Prompt
+from kvrouter.scheduler import Scheduler
+
+BLOCK_SIZE = 16
+SHARED_TOKENS = 512
+OWN_TOKENS = 512
+ACTIVE_PER_WORKER = 4
+
+
+def prompt_of(number: int) -> Prompt:
+    """The shared half and a half of this number's own."""
+    start = 100_000 + number * OWN_TOKENS
+    ids = array("I", range(SHARED_TOKENS)) + array("I", range(start, start + OWN_TOKENS))
+    prompt = Prompt(ids)
+    prompt.prehash([BLOCK_SIZE])
+    return prompt
+
+
+def warm_index(ranks: list[WorkerRank]) -> RadixIndex:
+    """An index in which every rank holds the shared half."""
+    index = RadixIndex()
+    for rank in ranks:
+        stored = BlocksStored(
+            block_hashes=list(range(SHARED_TOKENS // BLOCK_SIZE)),
+            token_ids=list(range(SHARED_TOKENS)),
+            block_size=BLOCK_SIZE,
+        )
+        index.apply(rank, EventBatch(ts_s=0.0, events=[stored]))
+    return index
+
+
+def measure(workers: int, requests: int, seed: int) -> dict[str, float]:
+    """Microseconds of thread time per placement and per settlement."""
+    ranks = [WorkerRank(f"worker-{number}:8000") for number in range(workers)]
+    scheduler = Scheduler(
+        warm_index(ranks), PredictedBlocks(), Load(), build_policy("kv"), random.Random(seed)
+    )
+    active: deque[Lease] = deque()
+    before = workers * ACTIVE_PER_WORKER
+    place_us: list[float] = []
+    settle_us: list[float] = []
+    for number in range(before + requests):
+        prompt, now = prompt_of(number), number * 1e-3
+        started = time.thread_time()
+        active.append(scheduler.place(prompt, ranks, now).lease)
+        placed = time.thread_time()
+        if number >= before:
+            active.popleft().settle(Outcome.OK, now)
+            settle_us.append((time.thread_time() - placed) * 1e6)
+            place_us.append((placed - started) * 1e6)
+    return {
+        "workers": workers,
+        "place_us_min": round(min(place_us), 1),
+        "place_us_median": round(statistics.median(place_us), 1),
+        "settle_us_median": round(statistics.median(settle_us), 1),
+    }
+
+
+def main() -> None:
+    """Measure each fleet size and print the result."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--workers", type=int, nargs="+", default=[8, 64, 512])
+    parser.add_argument("--requests", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    results = [measure(each, options.requests, options.seed) for each in options.workers]
+    print(json.dumps({"python": platform.python_version(), "decide": results}, indent=2))
+
+
+if __name__ == "__main__":
+    main()
