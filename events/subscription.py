@@ -332,6 +332,7 @@ class Subscription:
             return
         self._mended = True
         self._pause_s = self._settings.replay_pause_s
+        self._no_replay_before = float("-inf")
         self._catch_up(now)
 
     def _learn_of_restart(self, detail: str, now: float) -> None:
