@@ -6,6 +6,8 @@ import signal
 import sys
 from typing import TYPE_CHECKING
 
+import uvloop
+
 from kvrouter.sim.server import SimServer
 from kvrouter.sim.settings import CoreSettings, SettingsError, SimSettings
 from kvrouter.sim.timing import LinearTiming
@@ -45,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the engine until SIGINT or SIGTERM; return the exit status."""
     try:
         settings = settings_from(args)
-        asyncio.run(_serve(settings))
+        uvloop.run(_serve(settings))
     except (SettingsError, TokenizerError, OSError) as error:
         sys.stderr.write(f"kvrouter engine: {error}\n")
         return 1

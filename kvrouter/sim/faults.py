@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 class Faults:
     """What goes wrong, from now on, until it is set back. The default is nothing.
 
-    `refuse`: statuses for the next inference requests, one each, answered once the body is read.
+    `refuse`: statuses for the next inference requests, one each, answered once the body is read;
+    with `retry_after_s` as their Retry-After header.
     `hang_before_first_byte`: requests are accepted and never answered.
     `die_after_chunks`: a stream's connection is cut after that many chunks; with
     `error_chunk` it ends as a dying vLLM ends it, with an error chunk and `[DONE]`.

@@ -16,10 +16,14 @@ import zmq.asyncio
 from support.captures import load
 
 from events import BlocksCleared, BlocksStored, EventBatch, decode_batch
-from kvrouter.sim import CoreSettings, LinearTiming
-from kvrouter.sim.faults import Faults
-from kvrouter.sim.server import SimServer
-from kvrouter.sim.settings import SettingsError, SimSettings
+from kvrouter.sim import (
+    CoreSettings,
+    Faults,
+    LinearTiming,
+    SettingsError,
+    SimServer,
+    SimSettings,
+)
 
 TINY = str(Path(__file__).parent.parent / "data" / "tinymodel")
 END_OF_REPLAY = b"\xff" * 8
