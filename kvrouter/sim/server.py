@@ -18,7 +18,7 @@ from kvrouter.sim.asked import ApiError, Reader
 from kvrouter.sim.faults import Faults
 from kvrouter.sim.rank import Ports, Rank
 from kvrouter.sim.settings import SimSettings
-from kvrouter.sim.text import FourByteText, ModelText, Text
+from kvrouter.sim.text import Text, load_text
 
 _MAX_BODY_BYTES = 1 << 30
 _BACKLOG = 2048
@@ -42,11 +42,17 @@ class SimServer:
     """A simulated engine process.
 
     `start` and `stop` frame its life; `kill` ends it without a word to anybody, as SIGKILL would,
-    and `restart` brings up a new engine with an empty cache on the same ports.
+    and `restart` brings up a new engine with an empty cache on the same ports. `received` keeps the
+    last `record` requests. Servers of one process can share a loaded tokenizer: `text`.
     """
 
     def __init__(
-        self, settings: SimSettings | None = None, *, faults: Faults | None = None, record: int = 64
+        self,
+        settings: SimSettings | None = None,
+        *,
+        faults: Faults | None = None,
+        record: int = 64,
+        text: Text | None = None,
     ) -> None:
         self.settings = settings or SimSettings()
         self.faults = faults or Faults()
@@ -57,6 +63,7 @@ class SimServer:
         self._context: zmq.asyncio.Context | None = None
         self._runner: web.AppRunner | None = None
         self._api: Api | None = None
+        self._text = text
 
     @property
     def active(self) -> int:
@@ -76,8 +83,9 @@ class SimServer:
     async def start(self) -> None:
         """Load the tokenizer, bind all ports, start the engine."""
         settings = self.settings
-        text = await asyncio.to_thread(_text, settings.tokenizer)
-        reader = Reader(text, settings.model, settings.loras, settings.core.max_model_len)
+        if self._text is None:
+            self._text = await asyncio.to_thread(load_text, settings.tokenizer)
+        reader = Reader(self._text, settings.model, settings.loras, settings.core.max_model_len)
         self._api = Api(settings, reader, self.ranks, self.faults)
         try:
             self._start_engine()
@@ -164,7 +172,3 @@ def _cut_all(server: web.Server) -> None:
     for connection in server.connections:
         if connection.transport is not None:
             connection.transport.abort()
-
-
-def _text(tokenizer: str | None) -> Text:
-    return FourByteText() if tokenizer is None else ModelText(tokenizer)

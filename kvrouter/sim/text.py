@@ -49,6 +49,14 @@ class Text(Protocol):
         ...
 
 
+def load_text(tokenizer: str | None) -> Text:
+    """Load a tokenizer by folder or hub id; without one, four bytes are a token.
+
+    Raises TokenizerError.
+    """
+    return FourByteText() if tokenizer is None else ModelText(tokenizer)
+
+
 def outputs_for(text: Text, prompt: "array[int]", choice: int, count: int) -> list[int]:
     """Return `count` output ids: the same for the same prompt and choice."""
     return _dice(prompt, choice).choices(text.words(), k=count)

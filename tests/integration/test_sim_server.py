@@ -24,6 +24,7 @@ from kvrouter.sim import (
     SimServer,
     SimSettings,
 )
+from kvrouter.sim.text import Text, load_text
 
 TINY = str(Path(__file__).parent.parent / "data" / "tinymodel")
 END_OF_REPLAY = b"\xff" * 8
@@ -71,14 +72,16 @@ def events_of(text: str) -> list[Any]:
 
 
 @asynccontextmanager
-async def running(faults: Faults | None = None, **changes: Any) -> AsyncIterator[Engine]:
+async def running(
+    faults: Faults | None = None, text: Text | None = None, **changes: Any
+) -> AsyncIterator[Engine]:
     core = {"block_size": 16, "num_blocks": 513, "max_model_len": 2048} | changes.pop("core", {})
     given: dict[str, Any] = {
         "core": CoreSettings(**core),
         "speed": math.inf,
         "model": "tiny",
     } | changes
-    server = SimServer(SimSettings(**given | changes), faults=faults)
+    server = SimServer(SimSettings(**given | changes), faults=faults, text=text)
     await server.start()
     try:
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20)) as session:
@@ -93,9 +96,14 @@ async def engine() -> AsyncIterator[Engine]:
         yield engine
 
 
+@pytest.fixture(scope="module")
+def tiny_text() -> Text:
+    return load_text(TINY)
+
+
 @pytest.fixture
-async def tiny() -> AsyncIterator[Engine]:
-    async with running(tokenizer=TINY, core={"block_size": 32}) as engine:
+async def tiny(tiny_text: Text) -> AsyncIterator[Engine]:
+    async with running(text=tiny_text, tokenizer=TINY, core={"block_size": 32}) as engine:
         yield engine
 
 
