@@ -4,11 +4,12 @@ One small interface, so that a faster encoder can take the place of `HfBackend` 
 which it is proven. A backend is used by several threads at once.
 """
 
+import json
 import os
 from array import array
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
-from tokenizers import AddedToken, Tokenizer, processors
+from tokenizers import AddedToken, Tokenizer, pre_tokenizers
 
 from kvrouter.tokenize.location import TokenizerError, TokenizerFiles
 
@@ -51,7 +52,7 @@ class HfBackend:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         _add_missing_tokens(self._tokenizer, files.config)
-        _set_added_ends(self._tokenizer, files)
+        _rebuild_as_llama(self._tokenizer, files.config)
 
     def encode(
         self, text: str, *, add_special_tokens: bool, keep_last: int | None = None
@@ -87,16 +88,20 @@ def _added_token(token: dict[str, Any]) -> AddedToken:
     return AddedToken(token["content"], **{name: token[name] for name in names if name in token})
 
 
-def _set_added_ends(tokenizer: Tokenizer, files: TokenizerFiles) -> None:
-    """Let the config decide what is added around a text, where it says anything about that."""
-    config = files.config
-    explicit = "add_bos_token" in config or "add_eos_token" in config
-    if not explicit and tokenizer.post_processor is not None:
+def _rebuild_as_llama(tokenizer: Tokenizer, config: dict[str, Any]) -> None:
+    """Prefix spaces as `transformers` 5 makes them for its Llama class, whatever the file says.
+
+    It builds tokenizers of that class anew, with another rule for the space before a text.
+    """
+    if config.get("tokenizer_class") not in ("LlamaTokenizer", "LlamaTokenizerFast"):
         return
-    bos = files.special_tokens.get("bos_token") if config.get("add_bos_token") else None
-    eos = files.special_tokens.get("eos_token") if config.get("add_eos_token") else None
-    ends = [(token, tokenizer.token_to_id(token)) for token in (bos, eos) if token]
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=[*([bos] if bos else []), "$A", *([eos] if eos else [])],
-        special_tokens=[(token, number) for token, number in ends if number is not None],
-    )
+    rules = json.loads(tokenizer.to_str()).get("normalizer") or {}
+    kinds = [rule.get("type") for rule in rules.get("normalizers", [rules])]
+    if "Prepend" not in kinds:
+        return
+    if config.get("add_prefix_space") is False:
+        scheme: Literal["never", "always", "first"] = "never"
+    else:
+        scheme = "always" if config.get("legacy") else "first"
+    tokenizer.normalizer = None
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)

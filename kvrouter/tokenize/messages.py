@@ -65,7 +65,7 @@ def developer_as_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     if all(message["role"] != "developer" for message in messages):
         return messages
     renamed = [
-        {"role": "system", "content": message["content"]}
+        {name: value for name, value in message.items() if name != "tools"} | {"role": "system"}
         if message["role"] == "developer"
         else message
         for message in messages
@@ -94,8 +94,8 @@ def _message(message: Any, content_format: ContentFormat) -> dict[str, Any]:
     for name in ("name", "task"):
         if isinstance(message.get(name), str):
             shown[name] = message[name]
-    if role == "developer" and message.get("tools") is not None:
-        shown["tools"] = message["tools"]
+    if role == "developer":
+        shown["tools"] = message.get("tools")
     return shown
 
 
@@ -173,7 +173,8 @@ def _assistant_fields(message: dict[str, Any]) -> dict[str, Any]:
     reasoning = message.get("reasoning")
     if reasoning is None:
         reasoning = message.get("reasoning_content")
-    if reasoning is not None:
+    # Beside an explicit null content the engine's types have no place for it: it is dropped there.
+    if reasoning is not None and message.get("content", "") is not None:
         fields["reasoning"] = fields["reasoning_content"] = reasoning
     return fields
 
