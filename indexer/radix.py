@@ -241,12 +241,13 @@ def _store_beside_main(
 
 
 def _new_group(holdings: Holdings, event: BlocksStored) -> Group | None:
-    """The group of a first event; None if nothing follows from its blocks."""
-    windowless = event.group_kind is GroupKind.SLIDING and not event.sliding_window
-    if event.group_kind is GroupKind.OPAQUE or windowless or not event.block_size:
+    """The group of a first event; None if nothing follows from its blocks, now and later."""
+    is_sliding = event.group_kind is GroupKind.SLIDING
+    is_clear = event.group_kind is GroupKind.FULL or (is_sliding and event.sliding_window)
+    if not is_clear or not event.block_size or event.group in holdings.opaque:
         holdings.opaque.add(event.group)
         return None
-    window = event.sliding_window if event.group_kind is GroupKind.SLIDING else None
+    window = event.sliding_window if is_sliding else None
     group = holdings.groups[event.group] = Group(window, event.block_size)
     return group
 
