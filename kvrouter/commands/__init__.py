@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from kvrouter.commands import check, explain, serve
 from kvrouter.config import ConfigError
+from kvrouter.demo.command import add_command as add_demo_command
 from kvrouter.sim.command import add_engine_command
 from kvrouter.startup import StartError
 
@@ -39,6 +40,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"kvrouter {version}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     serve.add_command(commands)
+    add_demo_command(commands)
     add_engine_command(commands)
     check.add_command(commands)
     explain.add_command(commands)

@@ -1,0 +1,129 @@
+"""The demo's processes: engines and routers, each with the command that a user would type."""
+
+import asyncio
+import contextlib
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+
+from kvrouter.startup import StartError
+
+MODEL_FOLDER = Path(__file__).parent / "model"
+MODEL = "demo"
+START_S = 30.0
+STOP_S = 5.0
+
+ENGINE_FLAGS = (
+    "--num-blocks=1100",
+    "--max-model-len=4096",
+    "--step-ms=8",
+    "--prefill-us-per-token=120",
+    "--decode-us-per-sequence=150",
+)
+"""An engine that holds about twelve of the documents, and takes 0.13 s to read one."""
+
+
+@asynccontextmanager
+async def engines(count: int) -> AsyncIterator[list[str]]:
+    """Engines with empty caches; gives their URLs. Raises StartError if one does not start."""
+    arguments = ("engine", "--port=0", f"--model={MODEL}", f"--tokenizer={MODEL_FOLDER}")
+    events = ("--kv-events-port=0", "--replay-port=0")
+    async with contextlib.AsyncExitStack() as running:
+        started = await asyncio.gather(
+            *(
+                running.enter_async_context(_process(*arguments, *events, *ENGINE_FLAGS))
+                for _ in range(count)
+            )
+        )
+        yield list(await asyncio.gather(*(_engine_url(process) for process in started)))
+
+
+@asynccontextmanager
+async def router(
+    workers: Sequence[str], policy: str, port: int, admin_port: int
+) -> AsyncIterator[None]:
+    """A router before these workers, ready. Raises StartError if it does not become so."""
+    flags = [f"--worker={url}" for url in workers]
+    ports = (f"--port={port}", f"--admin-port={admin_port}")
+    arguments = ("serve", f"--policy={policy}", "--log-level=warning", *ports, *flags)
+    async with _process(*arguments) as process:
+        await _ready(process, f"http://127.0.0.1:{admin_port}/ready")
+        yield
+
+
+def free_port(preferred: int) -> int:
+    """The preferred port if nobody listens there, else any free one."""
+    for port in (preferred, 0):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return int(probe.getsockname()[1])
+    raise StartError("no port is free")
+
+
+@asynccontextmanager
+async def _process(*arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    with tempfile.TemporaryFile() as errors:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "kvrouter",
+            *arguments,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=errors,
+            start_new_session=True,  # Ctrl-C is the demo's, which stops them in order
+        )
+        try:
+            yield process
+        except StartError as error:
+            errors.seek(0)
+            text = errors.read().decode("utf-8", "replace").strip()
+            raise StartError(f"{error}\n{text}") from error
+        finally:
+            await _stop(process)
+
+
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is not None:
+        return
+    process.send_signal(signal.SIGTERM)
+    try:
+        async with asyncio.timeout(STOP_S):
+            await process.wait()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+
+
+async def _engine_url(process: asyncio.subprocess.Process) -> str:
+    """The URL in the line that an engine prints when it is ready."""
+    if process.stdout is None:
+        raise RuntimeError("the engine's output is not read")
+    try:
+        async with asyncio.timeout(START_S):
+            line = (await process.stdout.readline()).decode()
+    except TimeoutError:
+        line = ""
+    url = next((word.rstrip(":") for word in line.split() if word.startswith("http://")), None)
+    if url is None:
+        raise StartError("a simulated engine did not start")
+    return url
+
+
+async def _ready(process: asyncio.subprocess.Process, url: str) -> None:
+    ends_at = time.monotonic() + START_S
+    async with aiohttp.ClientSession() as session:
+        while time.monotonic() < ends_at and process.returncode is None:
+            with contextlib.suppress(aiohttp.ClientError, OSError):
+                async with session.get(url) as response:
+                    if response.status == 200:  # noqa: PLR2004  # HTTP's word for yes
+                        return
+            await asyncio.sleep(0.05)
+    raise StartError("the router did not become ready")

@@ -1,0 +1,171 @@
+"""The commands as a user starts them: what they say when all is well, and when it isn't."""
+
+import asyncio
+import json
+import signal
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+
+import aiohttp
+import pytest
+from support.processes import Command, command, run
+from support.stack import engine_settings, until
+
+from kvrouter.sim.server import SimServer
+from kvrouter.sim.timing import LinearTiming
+
+
+@asynccontextmanager
+async def engine(**changes: object) -> AsyncIterator[SimServer]:
+    server = SimServer(engine_settings(**changes))
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.stop()
+
+
+async def serving(running: Command) -> tuple[str, str]:
+    """The addresses of a router that has just started: clients, second port."""
+    clients = (await running.line_with("clients: ")).split("clients: ")[1].strip()
+    admin = (await running.line_with("second port: ")).split("second port: ")[1].strip()
+    await running.line_with("tokenizer loaded")
+    return clients, admin
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["serve"], "--worker"),
+        (["serve", "--worker", "gpu1:8000"], "workers[0].url"),
+        (["serve", "--worker", "http://gpu1:8000/v1"], "workers[0].url"),
+        (["serve", "--worker", "http://a:1", "--worker", "http://a:1"], "another worker"),
+        (["serve", "--config", "/nonexistent.toml"], "/nonexistent.toml"),
+        (["check", "/nonexistent.toml"], "/nonexistent.toml"),
+        (["explain", "/nonexistent.json"], "/nonexistent.json"),
+        (["explain", "-", "--admin", "http://127.0.0.1:9"], "no router answers"),
+        (["demo", "--conversations", "0"], "--conversations"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+async def test_a_mistake_gets_one_clear_line_and_status_2(arguments: list[str], text: str) -> None:
+    status, output = await run(*arguments)
+    assert status == 2
+    assert text in output
+    assert "Traceback" not in output
+
+
+async def test_a_port_that_is_taken_is_said() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        status, output = await run("serve", "--worker", "http://a:1", "--port", port)
+    assert status == 2
+    assert "cannot listen" in output
+    assert "Traceback" not in output
+
+
+async def test_check_tells_a_right_file_from_a_wrong_one(tmp_path: Path) -> None:
+    right = tmp_path / "right.toml"
+    right.write_text('[[workers]]\nurl = "http://gpu1:8000"\n[policy]\nw = 2.0\n')
+    assert await run("check", str(right)) == (
+        0,
+        f"{right} is right. Policy: kv; workers: gpu1:8000\n",
+    )
+    wrong = tmp_path / "wrong.toml"
+    wrong.write_text("[policy]\nw = -1\n[timeouts]\nidle = 3\n")
+    status, output = await run("check", str(wrong))
+    assert status == 2
+    assert "policy.w" in output
+    assert "timeouts" in output
+
+
+async def test_a_router_learns_its_worker_serves_and_stops_cleanly() -> None:
+    """The one line of the README."""
+    async with (
+        engine() as server,
+        command("serve", "--worker", server.url, "--port", "0", "--admin-port", "0") as running,
+        aiohttp.ClientSession() as session,
+    ):
+        clients, admin = await serving(running)
+        body = {"model": "tiny", "prompt": "hello", "max_tokens": 2}
+        async with session.post(f"{clients}/completions", json=body) as response:
+            assert response.status == 200
+        status, output = await _explain(admin, body)
+        assert status == 0
+        assert "winner: " + server.url.removeprefix("http://") in output
+        assert await running.stop() == 0
+        assert not any("ERROR" in line or "Traceback" in line for line in running.lines)
+
+
+async def _explain(admin: str, body: dict[str, object]) -> tuple[int, str]:
+    with NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump(body, file)
+        file.flush()
+        return await run("explain", file.name, "--admin", admin)
+
+
+async def test_running_streams_may_finish_when_the_router_stops() -> None:
+    """A rolling update must not cut answers."""
+    slow = LinearTiming(base_s=0.05, prefill_token_s=0.0, decode_sequence_s=0.0)
+    async with (
+        engine(timing=slow) as server,
+        command("serve", "--worker", server.url, "--port", "0", "--admin-port", "0") as running,
+        aiohttp.ClientSession() as session,
+    ):
+        clients, _ = await serving(running)
+        body = {"model": "tiny", "prompt": "hello", "max_tokens": 20, "stream": True}
+        async with session.post(f"{clients}/completions", json=body) as response:
+            await response.content.readline()
+            running.process.send_signal(signal.SIGTERM)
+            rest = await response.content.read()
+        assert rest.endswith(b"data: [DONE]\n\n")
+        assert await running.stop() == 0
+
+
+async def test_ctrl_c_ends_an_idle_router_at_once() -> None:
+    async with (
+        engine() as server,
+        command("serve", "--worker", server.url, "--port", "0", "--admin-port", "0") as running,
+    ):
+        await serving(running)
+        async with asyncio.timeout(10):
+            assert await running.stop(signal.SIGINT) == 0
+
+
+async def test_a_router_starts_before_its_engines() -> None:
+    """Everything is started at once by an orchestrator."""
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        port = reserved.getsockname()[1]
+    async with (
+        command(
+            "serve", "--worker", f"http://127.0.0.1:{port}", "--port", "0", "--admin-port", "0"
+        ) as running,
+        aiohttp.ClientSession() as session,
+    ):
+        admin = (await running.line_with("second port: ")).split("second port: ")[1].strip()
+        await running.line_with("unreachable")
+        async with engine(port=port):
+
+            async def ready() -> bool:
+                async with session.get(f"{admin}/ready") as response:
+                    return response.status == 200
+
+            await until(ready, deadline_s=20)
+
+
+async def test_the_demo_compares_two_policies() -> None:
+    status, output = await run(
+        "demo", "--exit", "--conversations", "6", "--port", "0", "--admin-port", "0"
+    )
+    assert status == 0, output
+    rows = [
+        line.split() for line in output.splitlines() if line.startswith(("round_robin ", "kv "))
+    ]
+    assert [row[0] for row in rows] == ["round_robin", "kv"]
+    assert all(row[1].endswith("%") for row in rows)
