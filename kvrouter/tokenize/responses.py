@@ -10,7 +10,8 @@ _UNFINISHED = ("in_progress", "incomplete")
 
 def responses_chat(request: RequestBody) -> Chat:
     """Read a `/v1/responses` request: instructions and input become messages."""
-    chat = Chat(messages=[], tools=_tools(request))
+    chat = Chat(messages=[])
+    _add_tools(chat, request.tools)
     instructions = request.get("instructions")
     if isinstance(instructions, str) and instructions:
         chat.messages.append({"role": "system", "content": instructions})
@@ -92,12 +93,10 @@ def _reasoning(item: dict[str, Any]) -> str:
     return _first_text(item.get("content")) or _first_text(item.get("summary"))
 
 
-def _tools(request: RequestBody) -> list[dict[str, Any]] | None:
-    """Function tools; their fields stand beside `type` in this dialect."""
-    tools = request.tools if isinstance(request.tools, list) else []
-    shown = [
-        function_tool(tool)
-        for tool in tools
-        if isinstance(tool, dict) and tool.get("type") == "function"
-    ]
-    return shown if tools else None
+def _add_tools(chat: Chat, tools: Any) -> None:
+    """Function tools have their fields beside `type` here; those that run elsewhere are hidden."""
+    given = [tool for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
+    if given:
+        chat.tools = [function_tool(tool) for tool in given if tool.get("type") == "function"]
+    if any(tool.get("type") in ("custom", "namespace") for tool in given):
+        chat.doubts.append("tools that the engine turns into functions")

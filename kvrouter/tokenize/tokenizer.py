@@ -149,7 +149,8 @@ class ModelTokenizer:
             if ids:
                 return _prompt(ids, namespace, [])
             return blind(request, "prompt_token_ids are no token ids")
-        if not self._tools_when_unused and request.get("tool_choice") == "none":
+        unused = request.get("tool_choice") in ("none", {"type": "none"})
+        if unused and not self._tools_when_unused:
             chat.tools = None
         template = self._template(chat)
         if template is None:

@@ -384,6 +384,7 @@ def test_an_unfinished_item_is_continued() -> None:
         {"previous_response_id": "resp_1"},
         {"prompt": {"id": "p"}},
         {"truncation": "auto"},
+        {"tools": [{"type": "custom", "name": "f"}]},
         {"input": [said("a"), {"type": "computer_call"}]},
     ],
 )
