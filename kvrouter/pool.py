@@ -1,12 +1,18 @@
 """One base model: its workers, what their caches hold, and how its prompts become tokens."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from events import EventBatch, WorkerRank
 from indexer import Applied, PredictedBlocks, RadixIndex
 from kvrouter.scheduler import DEFAULT_BLOCK_SIZE, Scheduler
 from kvrouter.tokenize import ModelTokenizer
 from kvrouter.workers import Worker, WorkerState
+
+
+def said_block_size(workers: Mapping[str, Worker], rank: WorkerRank) -> int:
+    """The block size that the rank's worker told when it joined, else vLLM's default on GPUs."""
+    worker = workers.get(rank.worker)
+    return (worker.facts.block_size if worker is not None else None) or DEFAULT_BLOCK_SIZE
 
 
 class Pool:
@@ -83,11 +89,7 @@ class Pool:
 
     def block_size_of(self, rank: WorkerRank) -> int:
         """The rank's block size in tokens: what its events say, else what it said on joining."""
-        known = self.index.block_size(rank)
-        if known is None:
-            worker = self.workers.get(rank.worker)
-            known = worker.facts.block_size if worker is not None else None
-        return known or DEFAULT_BLOCK_SIZE
+        return self.index.block_size(rank) or said_block_size(self.workers, rank)
 
     def block_sizes(self) -> set[int]:
         """The block sizes in use, in tokens."""

@@ -35,7 +35,10 @@ class _View(NamedTuple):
 
 
 class Scheduler:
-    """Places the requests of one model. Nothing here waits: choosing and booking are one step."""
+    """Places the requests of one model. Nothing here waits: choosing and booking are one step.
+
+    `said_block_size` tells a rank's block size, in tokens, until its events do.
+    """
 
     def __init__(
         self,
@@ -45,7 +48,7 @@ class Scheduler:
         policy: Policy,
         rng: Random,
         *,
-        default_block_size: int = DEFAULT_BLOCK_SIZE,
+        said_block_size: Callable[[WorkerRank], int] = lambda _: DEFAULT_BLOCK_SIZE,
         credit: TierCredit | None = None,
         prediction_ttl_s: Callable[[WorkerRank], float] = lambda _: PREDICTION_TTL_S,
     ) -> None:
@@ -54,7 +57,7 @@ class Scheduler:
         self._load = load
         self._policy = policy
         self._rng = rng
-        self._default_block_size = default_block_size
+        self._said_block_size = said_block_size
         self._credit = credit or TierCredit()
         self._prediction_ttl_s = prediction_ttl_s
 
@@ -97,7 +100,7 @@ class Scheduler:
         by_size: dict[int, list[WorkerRank]] = {}
         block_size = self._index.block_size
         for rank in ranks:
-            by_size.setdefault(block_size(rank) or self._default_block_size, []).append(rank)
+            by_size.setdefault(block_size(rank) or self._said_block_size(rank), []).append(rank)
         return [
             _View(size, members, self._match(prompt, size)) for size, members in by_size.items()
         ]

@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import aiohttp
 import zmq.asyncio
@@ -37,7 +38,7 @@ from kvrouter.loading import TokenizerLoader
 from kvrouter.metrics import Metrics
 from kvrouter.openai.paths import PathTable
 from kvrouter.policy import TierCredit, build_policy
-from kvrouter.pool import Pool
+from kvrouter.pool import Pool, said_block_size
 from kvrouter.scheduler import Scheduler
 from kvrouter.sticky import ResponseOwners
 from kvrouter.supervision import background
@@ -111,6 +112,7 @@ def _fleet(config: Config) -> Fleet:
             rng,
             credit=credit,
             prediction_ttl_s=fleet.prediction_ttl_s,
+            said_block_size=partial(said_block_size, fleet.workers),
         )
         return Pool(model, index, predicted, scheduler)
 

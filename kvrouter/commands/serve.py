@@ -69,6 +69,8 @@ def run(options: argparse.Namespace) -> int:
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
     config = configuration(options)
+    access_level = logging.INFO if config.server.access_log else logging.WARNING
+    logging.getLogger("kvrouter.access").setLevel(access_level)
     if not config.workers:
         raise ConfigError("workers: give at least one --worker URL, or [[workers]] in --config")
     return uvloop.run(_serve(config))

@@ -146,7 +146,7 @@ def _new_job(
         target=client.target,
         headers=headers,
         body=body,
-        path_label=label,
+        path=label,
         request_id=request_id,
         explain=hdr.EXPLAIN in asked,
         pinned=pinned,

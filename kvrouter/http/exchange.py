@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from events import WorkerRank
+from kvrouter import access
 from kvrouter.breaker import RetryBudget
 from kvrouter.fleet import Fleet, Route, describe
 from kvrouter.http import headers as hdr
@@ -43,7 +44,8 @@ class Job:
     target: str
     headers: hdr.Headers
     body: bytes
-    path_label: str
+    path: str
+    """As a metric label: one of a closed set."""
     request_id: str
     explain: bool = False
     """Whether the client asked which worker answered."""
@@ -94,6 +96,7 @@ class Exchange:
                 yield attempt
         finally:
             self._metrics.attempt_ended(attempt)
+            access.note(job.request_id, job.path, job.route.model, attempt, time.monotonic())
             self._fleet.attempt_ended(attempt.placement, attempt.outcome, attempt.usage, job.prompt)
 
     def _place(self, job: Job) -> tuple[Worker, Placement]:

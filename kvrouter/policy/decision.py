@@ -39,14 +39,14 @@ class Rated(msgspec.Struct, frozen=True):
 class Decision:
     """The explained result of one choice. Immutable: later load does not change what it says."""
 
-    __slots__ = ("_choice", "_policy", "_prompt", "candidates")
+    __slots__ = ("_choice", "_policy", "candidates", "prompt")
 
     def __init__(
         self, prompt: Prompt, policy: Policy, candidates: Sequence[Candidate], choice: Choice
     ) -> None:
         self.candidates = candidates
         """All of them, also those that a filter removed."""
-        self._prompt = prompt
+        self.prompt = prompt
         self._policy = policy
         self._choice = choice
 
@@ -98,9 +98,9 @@ class Decision:
             "reason": self.reason.value,
             "winner": _name(self.winner),
             "prompt": {
-                "tokens": self._prompt.prompt_tokens,
-                "fidelity": self._prompt.fidelity.value,
-                "reason": self._prompt.reason,
+                "tokens": self.prompt.prompt_tokens,
+                "fidelity": self.prompt.fidelity.value,
+                "reason": self.prompt.reason,
             },
             "candidates": [_entry(each) for each in sorted(self.rated, key=lambda one: one.cost)],
             "filtered": [_name(rank) for rank in self.filtered],

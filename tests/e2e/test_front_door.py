@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+import shlex
 
 import pytest
 from support.stack import Stack, engine_settings, stack, until
@@ -329,3 +330,24 @@ async def test_512_streams_to_one_worker_all_run() -> None:
         done = await asyncio.gather(*(one(number) for number in range(512)))
         assert sum(done) == 512
         await running.settled()
+
+
+async def test_the_access_log_has_one_line_per_attempt_whatever_clients_send(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A client must not be able to forge lines with its request id or model."""
+    async with stack(engine_settings()) as running:
+        caplog.set_level("INFO", "kvrouter.access")
+        await post(
+            running,
+            "/v1/completions",
+            {"model": "tiny", "prompt": "a", "max_tokens": 1},
+            **{"X-Request-Id": 'x outcome=ok "forged'},
+        )
+    lines = [record.getMessage() for record in caplog.records if record.name == "kvrouter.access"]
+    assert len(lines) == 1
+    fields = dict(pair.split("=", 1) for pair in shlex.split(lines[0]))
+    assert fields["worker"] == running.name(0)
+    assert fields["outcome"] == "ok"
+    assert fields["path"] == "/v1/completions"
+    assert "forged" in fields["id"]

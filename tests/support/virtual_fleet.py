@@ -94,7 +94,7 @@ class Fleet:
             self.load,
             build_policy(policy, w=w, temperature=temperature),
             random.Random(seed),
-            default_block_size=self.engine.block_size,
+            said_block_size=lambda _: self.engine.block_size,
         )
         self.workers: dict[WorkerRank, Worker] = {}
         self.requests: list[Request] = []

@@ -22,10 +22,8 @@ def test_agreement_is_exact() -> None:
 
 def test_a_shortfall_makes_a_rank_stale_until_it_is_right_again() -> None:
     """E14: a cleared engine tells of it only with its next step."""
-    proof = proof_of((64, 64), (64, 0))
-    assert proof.verdict is Verdict.STALE
-    proof.observe(Measurement(64, 64, 100, 100))
-    assert proof.verdict is Verdict.EXACT
+    assert proof_of((64, 64), (64, 0)).verdict is Verdict.STALE
+    assert proof_of((64, 64), (64, 0), (64, 64)).verdict is Verdict.EXACT
 
 
 def test_one_odd_request_among_many_does_not_degrade() -> None:
