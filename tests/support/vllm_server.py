@@ -73,6 +73,7 @@ def _options(ports: EnginePorts) -> list[str]:
         "max-num-seqs": 8,
         "block-size": BLOCK_SIZE,
         "num-gpu-blocks-override": BLOCKS,
+        "uvicorn-log-level": "warning",  # probes of /health would fill the log
         "kv-events-config": json.dumps(_events_config(ports)),
     }
     named = [part for name, value in options.items() for part in (f"--{name}", str(value))]

@@ -20,6 +20,7 @@ class Tally:
 
     def __init__(self) -> None:
         self.scenarios: dict[str, Scenario] = {}
+        self._notes: list[str] = []
 
     def add(self, scenario: str, worker: str, *, predicted: int, reported: int) -> None:
         """Count one response."""
@@ -28,6 +29,10 @@ class Tally:
         row.equal += predicted == reported
         row.cached_tokens += reported
         row.by_worker[worker] += 1
+
+    def note(self, line: str) -> None:
+        """Something else that the summary should say."""
+        self._notes.append(line)
 
     def lines(self) -> Iterator[str]:
         """A table for people."""
@@ -42,3 +47,4 @@ class Tally:
         responses = sum(row.responses for row in self.scenarios.values())
         equal = sum(row.equal for row in self.scenarios.values())
         yield f"{'all':34}{responses:10}{equal:8}{responses - equal:11}"
+        yield from self._notes
