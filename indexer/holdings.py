@@ -77,7 +77,8 @@ class Group:
 class Holdings:
     """One worker rank's blocks; the tree's holder. `bit` is the rank's place in bit masks.
 
-    `touched` is the tree's: every node that something changes in is noted there.
+    `touched` is the tree's: every node that something changes in is noted there, and whether blocks
+    went from it.
     """
 
     __slots__ = (
@@ -100,7 +101,7 @@ class Holdings:
         "where",
     )
 
-    def __init__(self, rank: WorkerRank, bit: int, touched: dict[Node, None]) -> None:
+    def __init__(self, rank: WorkerRank, bit: int, touched: dict[Node, bool]) -> None:
         self.rank = rank
         self.bit = bit
         self.touched = touched
@@ -129,7 +130,7 @@ class Holdings:
         """
         for run in set(self.where.values()):
             del run.node.runs[self]
-            self.touched[run.node] = None
+            self.touched[run.node] = True
         self._forget_all()
 
     def adopt_block_size(self, block_size: int) -> None:
@@ -193,7 +194,6 @@ class Holdings:
     def store(self, span: Span, names: Sequence[int], tier: Tier) -> None:
         """Count one more copy of the blocks at `span`, which these are the names of."""
         run = span.node.run_of(self)
-        self.touched[span.node] = None
         if tier is Tier.GPU and self._store_new(run, span, names):
             return
         for position, name in enumerate(names, span.start):
@@ -298,7 +298,7 @@ class Holdings:
             return
         run = self.where.pop(name)
         position = run.position(name)
-        self.touched[run.node] = None
+        self.touched[run.node] = True
         run.known &= ~(1 << position)
         run.gpu &= ~(1 << position)
         heirs = self.aliases.pop(name, None)
@@ -326,7 +326,7 @@ class Holdings:
         main = self.main_of.get(name, name)
         run = self.where[main]
         position = run.position(main)
-        self.touched[run.node] = None
+        self.touched.setdefault(run.node, False)
         if any(self.gpu_count(other) for other in self.names_of(main)):
             run.gpu |= 1 << position
         else:

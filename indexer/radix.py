@@ -166,7 +166,11 @@ class RadixIndex:
         path = steps(self._tree.root, hashes)
         found: dict[WorkerRank, Overlap] = {}
         for mask, blocks in gpu_ends(path, self._plain, self._by_bit):
-            found.update(dict.fromkeys(self._ranks(mask), Overlap(blocks)))
+            alone = self._by_bit.get(mask)
+            if alone is not None:
+                found[alone.rank] = Overlap(blocks)
+            else:
+                found.update(dict.fromkeys(self._ranks(mask), Overlap(blocks)))
         if len(self._holdings) > self._plain.bit_count():
             found.update(self._special_overlaps(path))
         return found

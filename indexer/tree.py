@@ -160,7 +160,7 @@ class Tree:
         self.root = Node(b"", None)
         self.nodes = 0
         self.blocks = 0
-        self.touched: dict[Node, None] = {}
+        self.touched: dict[Node, bool] = {}  # whether blocks went from it
 
     def place(self, node: Node, start: int, hashes: bytes, holder: Holder) -> list[Span]:
         """The places of blocks that follow position `start - 1` of `node`, made where missing.
@@ -185,7 +185,7 @@ class Tree:
                 break
             node, start = child, 0
         for span in spans:
-            self.touched[span.node] = None
+            self.touched.setdefault(span.node, False)
         return spans
 
     def _append(self, node: Node, hashes: bytes, holder: Holder) -> Iterator[Span]:
@@ -229,7 +229,8 @@ class Tree:
                 upper.derive_masks(holder)
                 node.derive_masks(holder)
         self.nodes += 1
-        self.touched[upper] = self.touched[node] = None
+        self.touched[upper] = self.touched.get(node, False)
+        self.touched.setdefault(node, False)
         return upper
 
     def settle(self, holder: Holder, *, join: bool = True) -> None:
@@ -241,8 +242,9 @@ class Tree:
             elif run is not None:
                 run.trim()
             node.derive_masks(holder)
-        for node in self.touched:
-            self._tidy(node, join=join)
+        for node, shrunk in self.touched.items():
+            if shrunk:
+                self._tidy(node, join=join)
         self.touched.clear()
 
     def _tidy(self, node: Node, *, join: bool) -> None:

@@ -332,6 +332,12 @@ def test_an_image_on_the_first_block_hides_all(bench: Bench) -> None:
     assert bench.gpu(W1) == bench.gpu(W1, salt="S") == 0
 
 
+def test_extra_keys_may_be_fewer_or_more_than_blocks(bench: Bench) -> None:
+    bench.apply(W1, stored(NAMES[:3], extra_keys=[None, [["image", 0]]]))
+    bench.apply(W2, stored(NAMES[:1], extra_keys=[["S"], ["S"]]))
+    assert (bench.gpu(W1), bench.gpu(W2), bench.gpu(W2, salt="S")) == (1, 0, 1)
+
+
 # Block size
 
 
@@ -353,6 +359,16 @@ def test_blocks_of_an_old_block_size_go_when_a_new_one_comes(bench: Bench) -> No
     assert bench.gpu(W1) == 0
     assert bench.index.match(block_hashes(IDS, 8)) == {W1: Overlap(1)}
     assert bench.index.blocks(W1) == 1
+
+
+def test_groups_that_came_with_the_new_block_size_stay(bench: Bench) -> None:
+    """A hybrid model restarts with other blocks; its sliding groups come before the full one."""
+    bench.apply(W1, sliding([2, 3]), stored(NAMES[:3], group=1))
+    small = stored([50, 51], IDS, block_size=2, token_ids=IDS[:4], group=1)
+    bench.apply(W1, sliding([50, 51], group=2, window=3, block_size=2), small)
+    assert bench.index.match(block_hashes(IDS, 2)) == {W1: Overlap(2)}
+    bench.apply(W1, removed(51, group=2))
+    assert bench.index.match(block_hashes(IDS, 2)) == {W1: Overlap(1)}
 
 
 # Tiers
@@ -438,6 +454,13 @@ def test_a_sliding_group_limits_the_overlap_to_where_its_window_is(bench: Bench)
     assert bench.gpu(W1) == 5
     bench.apply(W1, removed(1, group=1))
     assert bench.gpu(W1) == 0
+
+
+def test_a_window_is_held_under_any_name_of_its_block(bench: Bench) -> None:
+    bench.apply(W1, stored([1, 2, 3], group=1), stored([11, 12, 13], group=1), sliding([12, 13]))
+    assert bench.gpu(W1) == 3
+    bench.apply(W1, removed(1, 2, 3, group=1))
+    assert bench.gpu(W1) == 3
 
 
 def test_groups_count_their_own_copies(bench: Bench) -> None:
@@ -551,6 +574,15 @@ def test_a_branch_that_is_gone_leaves_its_trunk_in_one_piece(bench: Bench) -> No
     bench.apply(W1, removed(50))
     assert bench.index.stats().nodes == 1
     assert bench.index.match(block_hashes(IDS, SIZE)) == {W1: Overlap(10), W2: Overlap(10)}
+
+
+def test_a_cut_beside_a_hole_keeps_every_holder_right(bench: Bench) -> None:
+    """Another rank branches off right behind a block that this one has lost."""
+    bench.apply(W1, stored(NAMES[:6]), removed(3))
+    bench.apply(W2, stored([1, 2, 3, 4], [*IDS[:12], 0, 0, 0, 0]))
+    assert bench.index.match(block_hashes(IDS, SIZE)) == {W1: Overlap(2), W2: Overlap(3)}
+    bench.apply(W1, stored([3], IDS[8:12], parent=2))
+    assert bench.gpu(W1) == 6
 
 
 def test_an_evicted_tail_is_trimmed(bench: Bench) -> None:
