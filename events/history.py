@@ -95,6 +95,13 @@ class Backlog:
         self._bytes -= len(message.payload)
         return message
 
+    def drop_below(self, seqno: int) -> int:
+        """Drop what is below `seqno`; returns how many that were."""
+        before = len(self._messages)
+        while self._messages and self._messages[0].seqno < seqno:
+            self.pop()
+        return before - len(self._messages)
+
     def clear(self) -> None:
         """Drop everything."""
         self._messages.clear()

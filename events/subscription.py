@@ -9,11 +9,13 @@ Rules
 * `next` is the seqno to apply next: every batch below it was applied or given up. A live batch at
   `next` is applied. One above it is a gap (0 is where everything begins, so a first batch above 0
   is one too): a replay is asked for and live batches wait. One below it that we remember is a
-  duplicate and dropped; one that we don't remember is another engine's: a restart.
+  duplicate and dropped, and so is one that the live stream brings in order while a replay is
+  ahead of it; any other is another engine's: a restart.
 * After each connect the history is asked for from a little before `next`, so that the answer shows
   whether it is still the one we know: the digests of the newest batches are kept for that. An
-  answer that differs, or that ends before `next`, is a restart. A gap is asked for in the same way:
-  a restarted engine that is ahead of us looks like a gap at first.
+  answer that differs, or that ends before `next`, is a restart; one that begins only at `next` or
+  behind it proves nothing, and counts as a loss. A gap is asked for in the same way: a restarted
+  engine that is ahead of us looks like a gap at first.
 * What the replay does not give is lost: the rank is resynced (its blocks go, it is `cold`), and
   what did come is applied. Whether it gives everything is seen from the seqnos alone; the end
   marker proves nothing, since engines drop replies to slow readers.
@@ -95,6 +97,8 @@ class Subscription:
         self._asked_at = 0.0
         self._progress_at = 0.0
         self._live_when_asked = -1
+        self._last_live = -1
+        self._replayed_to = 0
         self._overlap = 0
         self._replies = 0
         self._no_replay_before = float("-inf")
@@ -139,7 +143,9 @@ class Subscription:
         seqno = int.from_bytes(frames[1], "big")
         if seqno == END_OF_REPLAY:
             return self._malformed(frames)
-        return self._take(Input.LIVE, now, Message(seqno, frames[2]))
+        commands = self._take(Input.LIVE, now, Message(seqno, frames[2]))
+        self._last_live = seqno
+        return commands
 
     def replayed(self, attempt: int, frames: Sequence[bytes], now: float) -> list[Command]:
         """A reply to replay request `attempt`, as a DEALER sees it.
@@ -212,6 +218,7 @@ class Subscription:
         """What waits may be the last words of an engine that is no more; a replay has it too."""
         self._stop_replay()
         self._waiting.clear()
+        self._last_live, self._replayed_to = -1, 0
         self._expecting_since, self._silent = None, False
         self._phase = StreamState.CONNECTING
 
@@ -237,10 +244,15 @@ class Subscription:
 
     def _look_back(self, message: Message, now: float) -> None:
         """A seqno that was passed already: the same batch again, or another engine."""
-        if self._history.has(message):
+        if self._history.has(message) or self._lags(message):
             self.stats.duplicates += 1
         else:
             self._meet_new_engine(message, now)
+
+    def _lags(self, message: Message) -> bool:
+        """Whether the live stream goes on as it should, and a replay is only further than it."""
+        onward = self._last_live < message.seqno < self._replayed_to
+        return onward and not self._history.contradicts(message)
 
     def _meet_new_engine(self, message: Message, now: float) -> None:
         self._forget_history(f"seqno {message.seqno} after {self._history.next - 1}")
@@ -313,17 +325,19 @@ class Subscription:
 
     def _apply_reply(self, message: Message, now: float) -> None:
         self._progress_at = now
-        first = self._replies == 0
         self._replies += 1
-        if message.seqno == self._history.next:
-            self._deliver(message, now, replayed=True)
+        if message.seqno < self._history.next:
+            if self._history.contradicts(message):
+                self._learn_of_restart(f"another batch {message.seqno} than before", now)
+            return
+        if self._replies == 1 and (self._overlap or message.seqno > self._history.next):
+            # Even if it begins right at `next`: nothing shows that it is still the same engine.
+            self._skip_to(message.seqno, ResyncReason.REPLAY_LATE)
         elif message.seqno > self._history.next:
-            self._skip_to(
-                message.seqno, ResyncReason.REPLAY_LATE if first else ResyncReason.REPLAY_HOLE
-            )
-            self._deliver(message, now, replayed=True)
-        elif self._history.contradicts(message):
-            self._learn_of_restart(f"another batch {message.seqno} than before", now)
+            self._skip_to(message.seqno, ResyncReason.REPLAY_HOLE)
+        self._deliver(message, now, replayed=True)
+        self._replayed_to = self._history.next
+        self.stats.duplicates += self._waiting.drop_below(self._history.next)
 
     def _end_replay(self, _message: Message, now: float) -> None:
         if self._replies == 0 and self._overlap:
@@ -433,9 +447,10 @@ class Subscription:
             stats.cold = False  # whatever we did not know of is gone
 
     def _skip_to(self, seqno: int, reason: ResyncReason) -> None:
-        lost = f"batches {self._history.next} to {seqno - 1} are lost"
+        detail = f"expected batch {self._history.next}, got {seqno}"
         self._history.skip_to(seqno)
-        self._drop_blocks(reason, lost)
+        self._waiting.drop_below(seqno)
+        self._drop_blocks(reason, detail)
 
     def _forget_history(self, detail: str) -> None:
         """Another engine: its history begins at 0, and we don't know any of it."""
@@ -444,6 +459,7 @@ class Subscription:
 
     def _start_over(self) -> None:
         self._history.skip_to(0)
+        self._replayed_to = 0
         self.stats.cold = False
 
     def _drop_blocks(self, reason: ResyncReason, detail: str) -> None:
@@ -467,6 +483,10 @@ class Subscription:
         self._waiting.check()
         for holds, rule in (
             (holding or not self._waiting, "batches wait for a replay, or to be applied"),
+            (
+                (self._waiting.first or 0) >= self._history.next or not self._waiting,
+                "what waits was not passed",
+            ),
             (len(self._history) <= self._history.next, "only what was applied is remembered"),
             (settings.replay or phase is not StreamState.REPLAYING, "replays need a socket"),
             (self._tries <= settings.replay_tries, "tries are bounded"),
