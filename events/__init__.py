@@ -13,6 +13,7 @@ from events.model import (
     Tier,
     WorkerRank,
 )
+from events.stream import ResyncReason, StreamState, StreamStats
 
 __all__ = [
     "BlocksCleared",
@@ -23,7 +24,10 @@ __all__ = [
     "EventBatch",
     "GroupKind",
     "MalformedBatch",
+    "ResyncReason",
     "SkipCause",
+    "StreamState",
+    "StreamStats",
     "Tier",
     "WorkerRank",
     "decode_batch",

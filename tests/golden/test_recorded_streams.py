@@ -1,7 +1,7 @@
 """Recorded streams, restarts and replays of a real vLLM through a subscription."""
 
 from support import captures
-from support.captures import Capture, RecordedEvent, RecordedReplay
+from support.captures import Capture, RecordedEvent, RecordedReplay, SocketChange
 
 from events.stream import (
     Command,
@@ -36,7 +36,8 @@ def replay(core: Subscription, commands: list[Command], recorded: RecordedReplay
 def walk(core: Subscription, capture: Capture) -> list[Command]:
     """Everything that the recorder's sockets saw, in the order of time."""
     out: list[Command] = []
-    for seen in sorted([*capture.sockets, *capture.events], key=lambda seen: seen.t):
+    timeline: list[SocketChange | RecordedEvent] = [*capture.sockets, *capture.events]
+    for seen in sorted(timeline, key=lambda seen: seen.t):
         if isinstance(seen, RecordedEvent):
             out += core.live(seen.frames, seen.t)
         elif seen.what == "connected":

@@ -290,7 +290,8 @@ async def test_an_endpoint_may_appear_later(line: Line) -> None:
     """E19: the router starts before its engines."""
     source = line.source()
     async with running(source):
-        await asyncio.sleep(0.05)
+        for _ in range(5):  # a few turns, in which it tries to connect
+            await asyncio.sleep(0)
         assert source.state is StreamState.CONNECTING
         publisher = line.publisher()
         publish(publisher, 0)
@@ -412,21 +413,19 @@ async def test_what_the_sink_raises_ends_the_source(line: Line) -> None:
 
 
 async def test_a_backlog_does_not_keep_the_loop(line: Line) -> None:
-    """T6-like: health checks are answered while thousands of batches are replayed."""
+    """Thousands of batches are replayed in portions; health checks are answered meanwhile."""
     publisher, source = line.publisher(), line.source()
     count = 4000
     publish(publisher, *range(count))
-    longest, last = 0.0, time.monotonic()
-    async with running(publisher, source):
-        await eventually(lambda: source.state is not StreamState.CONNECTING)
-        while len(line.sink.held) < count:
-            last = time.monotonic()
+    most_in_a_turn, before = 0, 0
+    async with running(publisher, source), asyncio.timeout(20):
+        while before < count:
             await asyncio.sleep(0)
-            if line.sink.held:  # the publisher answers in one go: its turn is not ours
-                longest = max(longest, time.monotonic() - last)
+            most_in_a_turn = max(most_in_a_turn, len(line.sink.held) - before)
+            before = len(line.sink.held)
     publisher.close()
     assert line.sink.held == list(range(count))
-    assert longest < 0.25
+    assert most_in_a_turn < count / 3
 
 
 async def test_a_cancelled_source_leaves_no_socket_and_no_reader(line: Line) -> None:
