@@ -461,6 +461,7 @@ class Subscription:
         self._history.skip_to(0)
         self._replayed_to = 0
         self.stats.cold = False
+        self.stats.last_seqno = None
 
     def _drop_blocks(self, reason: ResyncReason, detail: str) -> None:
         self.stats.resyncs[reason] += 1

@@ -17,7 +17,7 @@ from typing import Any
 
 from events import EventBatch, WorkerRank
 from events.stream import ResyncReason, StreamState
-from indexer import namespace
+from indexer import ResyncCause, namespace
 from kvrouter.config import BreakerConfig, PredictionConfig, WorkerConfig
 from kvrouter.load import Load, Outcome
 from kvrouter.openai.errors import Fault, RequestError
@@ -188,9 +188,19 @@ class Fleet:
         applied = pool.apply(rank, batch)
         state.counts.add(applied)
         self._note_block_size(rank, applied.adopted_block_size)
-        if applied.resync is not None and state.source is not None:
-            log.warning("worker %s: its events do not add up (%s)", _name(rank), applied.resync)
+        if applied.resync is not None:
+            self._mistrust(rank, state, pool, applied.resync)
+
+    def _mistrust(self, rank: WorkerRank, state: RankState, pool: Pool, cause: ResyncCause) -> None:
+        """What is known of the rank can't be true: take its history anew, or let it go.
+
+        A history that has led to the same contradiction just now would do so again.
+        """
+        log.warning("worker %s: its events do not add up (%s)", _name(rank), cause)
+        if state.may_ask_for_resync(time.monotonic()) and state.source is not None:
             state.source.request_resync()
+        else:
+            pool.forget(rank)
 
     def _note_block_size(self, rank: WorkerRank, adopted: int | None) -> None:
         expected = self.workers[rank.worker].facts.block_size

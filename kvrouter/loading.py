@@ -42,6 +42,9 @@ class TokenizerLoader:
                 pool.tokenizer = await asyncio.to_thread(self._load_from, where)
             except TokenizerError as error:
                 pool.tokenizer_problem = str(error)
+        self._report(pool, where)
+
+    def _report(self, pool: Pool, where: str | None) -> None:
         if pool.tokenizer_problem:
             log.warning(
                 "model %s: prompts are not tokenized, routed by load: %s",
@@ -50,6 +53,8 @@ class TokenizerLoader:
             )
         else:
             log.info("model %s: tokenizer loaded from %s", pool.model, where)
+        if pool.tokenizer is not None and pool.tokenizer.chat_problem:
+            log.warning("model %s: %s", pool.model, pool.tokenizer.chat_problem)
 
     def _where(self, pool: Pool) -> str | None:
         configured = self._settings.models.get(pool.model) or self._settings.path

@@ -6,6 +6,9 @@ from events.stream import ResyncReason, StreamState, StreamStats
 from indexer import Applied
 from kvrouter.proof import Proof
 
+RESYNC_PAUSE_S = 60.0
+"""Between two requests for a rank's whole history because its events contradict themselves."""
+
 
 class Source(Protocol):
     """What the fleet needs of an event source."""
@@ -50,6 +53,7 @@ class RankState:
         self.stream: StreamState | None = None
         self.last_resync: ResyncReason | None = None
         self.counts = EventCounts()
+        self._resync_asked_at = float("-inf")
         self.proof = Proof()
 
     def expect_blocks(self, *, since: float, now: float) -> None:
@@ -61,6 +65,13 @@ class RankState:
             heard_at = self.source.stats.last_batch_at
             if heard_at is None or heard_at < since:
                 self.source.expect_blocks(now)
+
+    def may_ask_for_resync(self, now: float) -> bool:
+        """Whether the rank's history may be asked for again; takes the permission if so."""
+        if now - self._resync_asked_at < RESYNC_PAUSE_S:
+            return False
+        self._resync_asked_at = now
+        return True
 
     @property
     def hears_events(self) -> bool:

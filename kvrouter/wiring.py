@@ -48,6 +48,9 @@ log = logging.getLogger(__name__)
 
 TICK_S = 0.25
 
+MAX_ZMQ_SOCKETS = 16_384
+"""A source has up to four; the library's default of 1023 would end at some 250 ranks."""
+
 
 @dataclass(frozen=True)
 class Router:
@@ -145,6 +148,7 @@ async def _keeping(
     """Keep all workers, and load the tokenizers of the models that they turn out to serve."""
     loader = TokenizerLoader(config.tokenizer)
     with zmq.asyncio.Context() as context:
+        context.set(zmq.MAX_SOCKETS, MAX_ZMQ_SOCKETS)
 
         def make_source(rank: WorkerRank, events: RankEvents) -> ZmqSource:
             return ZmqSource(
@@ -153,7 +157,7 @@ async def _keeping(
                 fleet,
                 replay_endpoint=events.replay_endpoint,
                 topic=events.topic,
-                settings=_source_settings(config, bind=events.bind),
+                settings=_source_settings(config, rank, fleet, bind=events.bind),
                 context=context,
             )
 
@@ -167,12 +171,17 @@ async def _keeping(
             yield
 
 
-def _source_settings(config: Config, *, bind: bool) -> SourceSettings:
+def _source_settings(
+    config: Config, rank: WorkerRank, fleet: Fleet, *, bind: bool
+) -> SourceSettings:
     settings = config.events
+    ranks_here = len(fleet.workers[rank.worker].ranks)
     subscription = SubscriptionSettings(
         replay_timeout_s=settings.replay_timeout_s,
         replay_tries=settings.replay_tries,
         silent_after_s=settings.silent_s,
+        # An engine with one rank may be a part of a larger deployment that numbers across engines.
+        strict_dp_rank=ranks_here > 1,
     )
     return SourceSettings(bind=bind, subscription=subscription)
 

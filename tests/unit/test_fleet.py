@@ -1,0 +1,225 @@
+"""The fleet: pools, routes, and what events do to them."""
+
+import random
+
+import pytest
+from support.prompts import prompt_of, unique_prompt
+
+from events import BlocksRemoved, BlocksStored, EventBatch, WorkerRank
+from events.stream import ResyncReason, StreamState, StreamStats
+from indexer import PredictedBlocks, RadixIndex
+from kvrouter.config import BreakerConfig, PredictionConfig, WorkerConfig
+from kvrouter.fleet import Fleet
+from kvrouter.load import Load, Outcome
+from kvrouter.openai.errors import Fault, RequestError
+from kvrouter.openai.scan import Usage
+from kvrouter.policy import build_policy
+from kvrouter.pool import Pool
+from kvrouter.scheduler import Scheduler
+from kvrouter.workers import ServedModel, WorkerEvent, WorkerFacts
+
+BASE = WorkerFacts(models=(ServedModel("m"), ServedModel("lora-a", parent="m")), block_size=4)
+OTHER = WorkerFacts(models=(ServedModel("n"),), block_size=4)
+
+
+class FakeSource:
+    """A source that counts what it is asked for."""
+
+    def __init__(self) -> None:
+        self.stats = StreamStats()
+        self.expected = 0
+        self.resyncs = 0
+
+    def expect_blocks(self, now: float) -> None:
+        self.expected += now > 0
+
+    def request_resync(self) -> None:
+        self.resyncs += 1
+
+
+def new_fleet() -> Fleet:
+    load = Load()
+
+    def make_pool(model: str) -> Pool:
+        index, predicted = RadixIndex(), PredictedBlocks()
+        scheduler = Scheduler(
+            index,
+            predicted,
+            load,
+            build_policy("kv"),
+            random.Random(1),
+            said_block_size=lambda _: 4,
+        )
+        return Pool(model, index, predicted, scheduler)
+
+    return Fleet(load, make_pool, breaker=BreakerConfig(), prediction=PredictionConfig())
+
+
+def join(fleet: Fleet, name: str, facts: WorkerFacts = BASE) -> WorkerRank:
+    worker = fleet.workers.get(name) or fleet.add(WorkerConfig(url=f"http://{name}:1", name=name))
+    fleet.joined(worker, facts)
+    worker.happened(WorkerEvent.JOINED)
+    return worker.ranks[0]
+
+
+def stored(*hashes: int, capacity: int = 4) -> EventBatch:
+    tokens = list(range(4 * len(hashes)))
+    event = BlocksStored(block_hashes=list(hashes), token_ids=tokens, block_size=capacity)
+    return EventBatch(0.0, [event])
+
+
+def fault_of(fleet: Fleet, model: str | None) -> Fault:
+    with pytest.raises(RequestError) as raised:
+        fleet.route(model)
+    return raised.value.fault
+
+
+def test_names_lead_to_pools_and_adapters_to_their_base() -> None:
+    fleet = new_fleet()
+    join(fleet, "a")
+    join(fleet, "b", OTHER)
+    assert fleet.route("m").pool is fleet.route("lora-a").pool is not fleet.route("n").pool
+    assert fleet.route("lora-a").lora == "lora-a"
+    assert fleet.route("m").lora is None
+    assert fleet.route("m").namespace(None) == b""
+    assert len({fleet.route("m").namespace(salt) for salt in (None, "s", "t")}) == 3
+    fleet.check()
+
+
+def test_what_a_model_name_can_be_wrong_about() -> None:
+    """F9, F15: unknown, ambiguous, or too early."""
+    fleet = new_fleet()
+    assert fault_of(fleet, "m") is Fault.NO_WORKER
+    join(fleet, "a")
+    assert fleet.route(None).model == "m"
+    assert fault_of(fleet, "zzz") is Fault.NO_SUCH_MODEL
+    join(fleet, "b", OTHER)
+    assert fault_of(fleet, None) is Fault.BAD_REQUEST
+
+
+def test_a_worker_that_comes_back_with_another_model_leaves_its_old_blocks() -> None:
+    """A new deployment behind an old address."""
+    fleet = new_fleet()
+    rank = join(fleet, "a")
+    fleet.on_batch(rank, stored(1, 2))
+    assert fleet.pools["m"].index.blocks(rank) == 2
+    join(fleet, "a", OTHER)
+    assert fleet.pools["m"].index.blocks(rank) == 0
+    assert fleet.pool_of("a") is fleet.pools["n"]
+    fleet.check()
+
+
+def test_events_of_a_removed_worker_change_nothing() -> None:
+    """I12: its last events are still on the way."""
+    fleet = new_fleet()
+    rank = join(fleet, "a")
+    fleet.on_batch(rank, stored(1))
+    fleet.remove("a")
+    fleet.on_batch(rank, stored(2))
+    fleet.on_resync(rank, ResyncReason.GAP)
+    fleet.on_state(rank, StreamState.LIVE)
+    assert fleet.pools["m"].index.stats().blocks == 0
+    assert join(fleet, "a") == rank
+    assert fleet.pools["m"].index.blocks(rank) == 0
+    fleet.check()
+
+
+def test_a_dp_rank_that_is_no_more_is_forgotten() -> None:
+    fleet = new_fleet()
+    two = WorkerFacts(models=BASE.models, events={0: None, 1: None})
+    join(fleet, "a", two)
+    second = WorkerRank("a", 1)
+    fleet.on_batch(second, stored(1))
+    join(fleet, "a", BASE)
+    assert second not in fleet.ranks
+    assert fleet.pools["m"].index.blocks(second) == 0
+    fleet.check()
+
+
+def test_a_resync_drops_blocks_predictions_and_measurements_of_that_rank_only() -> None:
+    """E9, E11, E13."""
+    fleet = new_fleet()
+    first, second = join(fleet, "a"), join(fleet, "b")
+    for rank in (first, second):
+        fleet.on_batch(rank, stored(1, 2))
+    fleet.on_resync(first, ResyncReason.RESTART)
+    index = fleet.pools["m"].index
+    assert (index.blocks(first), index.blocks(second)) == (0, 2)
+    assert fleet.ranks[first].last_resync is ResyncReason.RESTART
+    fleet.check()
+
+
+def test_contradicting_events_ask_for_the_history_once_and_then_let_it_go() -> None:
+    """More copies than the worker has blocks: a history that says so will say so again."""
+    fleet = new_fleet()
+    small = WorkerFacts(models=BASE.models, block_size=4, capacity_blocks=2)
+    rank = join(fleet, "a", small)
+    source = FakeSource()
+    fleet.ranks[rank].source = source
+    fleet.on_batch(rank, stored(1, 2, 3))
+    assert source.resyncs == 1
+    fleet.on_resync(rank, ResyncReason.REQUESTED)
+    fleet.on_batch(rank, stored(1, 2, 3))
+    assert source.resyncs == 1
+    assert fleet.pools["m"].index.blocks(rank) == 0
+    fleet.check()
+
+
+def test_stored_blocks_need_no_prediction_any_more() -> None:
+    """Confirmed: once evicted, a block must not be believed in because it was predicted."""
+    fleet = new_fleet()
+    rank = join(fleet, "a")
+    pool = fleet.pools["m"]
+    prompt = prompt_of(range(9))
+    placed = pool.scheduler.place(prompt, [rank], 0.0)
+    assert pool.scheduler.decide(prompt, [rank], 0.1).chosen.held_blocks > 0
+    fleet.on_batch(rank, stored(1, 2))
+    fleet.on_batch(
+        rank, EventBatch(0.0, [BlocksRemoved(block_hashes=[1]), BlocksRemoved(block_hashes=[2])])
+    )
+    assert pool.scheduler.decide(prompt, [rank], 0.2).chosen.held_blocks == 0
+    placed.lease.settle(Outcome.OK, 0.3)
+    fleet.check()
+
+
+def test_answers_are_measured_and_events_expected() -> None:
+    fleet = new_fleet()
+    rank = join(fleet, "a")
+    state = fleet.ranks[rank]
+    source = state.source = FakeSource()
+    prompt = unique_prompt(1, 33)
+    placed = fleet.pools["m"].scheduler.place(prompt, [rank], 1.0)
+    fleet.attempt_ended(placed, Outcome.OK, Usage(33, 1, 0), prompt)
+    assert state.proof.compared_total == state.proof.equal_total == 1
+    assert source.expected == 1
+    source.stats.last_batch_at = 2.0  # its events came before its response
+    fleet.attempt_ended(placed, Outcome.OK, None, prompt)
+    fleet.attempt_ended(placed, Outcome.ENGINE_FAILED, Usage(33, 1, 0), prompt)
+    assert state.proof.compared_total == 1
+    assert source.expected == 1
+
+
+def test_predictions_last_longer_where_no_event_will_confirm_them() -> None:
+    """E6 of the hard cases: an event-silent rank is judged by predictions alone."""
+    fleet = new_fleet()
+    rank = join(fleet, "a")
+    settings = PredictionConfig()
+    assert fleet.prediction_ttl_s(rank) == settings.blind_ttl_s
+    fleet.ranks[rank].source = FakeSource()
+    fleet.on_state(rank, StreamState.LIVE)
+    assert fleet.prediction_ttl_s(rank) == settings.ttl_s
+    fleet.on_state(rank, StreamState.SILENT)
+    assert fleet.prediction_ttl_s(rank) == settings.blind_ttl_s
+
+
+def test_models_are_the_union_with_their_parents() -> None:
+    fleet = new_fleet()
+    join(fleet, "a")
+    join(fleet, "b")
+    join(fleet, "c", OTHER)
+    listed = fleet.models()["data"]
+    assert [(each["id"], each["parent"]) for each in listed] == [
+        ("m", None),
+        ("lora-a", "m"),
+        ("n", None),
+    ]
