@@ -4,7 +4,7 @@ import argparse
 import importlib.metadata
 from collections.abc import Sequence
 
-from kvrouter.commands import check, explain, serve
+from kvrouter.commands import check, doctor, explain, serve
 from kvrouter.config import ConfigError
 from kvrouter.demo.command import add_command as add_demo_command
 from kvrouter.sim.command import add_engine_command
@@ -43,5 +43,6 @@ def _parser() -> argparse.ArgumentParser:
     add_demo_command(commands)
     add_engine_command(commands)
     check.add_command(commands)
+    doctor.add_command(commands)
     explain.add_command(commands)
     return parser
