@@ -35,6 +35,12 @@ RECENT_HALF_LIFE_S = 10.0
 must find a difference; much shorter than what makes a rank that was busy long ago look busy."""
 
 
+RATE_HALF_LIFE_S = 30.0
+"""How fast a learned prefill rate forgets, in seconds in which the rank had prefills waiting. Long
+enough to average over some dozens of prompts, short enough to notice within a minute that a GPU
+throttles."""
+
+
 class Outcome(StrEnum):
     """How a request ended on a rank: a closed set, used as a metric label."""
 
@@ -58,6 +64,10 @@ class RankLoad(msgspec.Struct, frozen=True, gc=False):
     prefill_tokens: int = 0
     decode_tokens: int = 0
     recent_tokens: float = 0.0
+    queued_tokens: float = 0.0
+    """`prefill_tokens` without the likely progress of the oldest of them."""
+    prefill_rate: float = 0.0
+    """Tokens per second that it was seen to prefill while requests waited; 0 if not known yet."""
     oldest_prefill_age_s: float = 0.0
     """Since the oldest request without a first output byte was booked; 0 if there is none."""
     last_turn: int = 0
@@ -87,10 +97,13 @@ class _Entry:
 
     __slots__ = (
         "block_size",
+        "busy_since",
         "decode_tokens",
         "last_turn",
         "leases",
         "prefill_tokens",
+        "prefilled_s",
+        "prefilled_tokens",
         "recent_at",
         "recent_tokens",
         "waiting",
@@ -103,6 +116,9 @@ class _Entry:
         self.recent_tokens = 0.0
         self.recent_at = 0.0
         self.last_turn = 0
+        self.busy_since = 0.0
+        self.prefilled_tokens = 0.0
+        self.prefilled_s = 0.0
         self.leases: set[Lease] = set()
         self.waiting: OrderedDict[Lease, None] = OrderedDict()
         """Those without a first output byte, oldest first (its first is found in O(1))."""
@@ -116,10 +132,33 @@ class _Entry:
             self.prefill_tokens,
             self.decode_tokens,
             self.recent_tokens * decay,
+            self.prefill_tokens - self.progress(now) if waiting else 0.0,
+            self.rate,
             max(0.0, now - next(iter(waiting)).booked_at) if waiting else 0.0,
             self.last_turn,
             self.block_size,
         )
+
+    @property
+    def rate(self) -> float:
+        return self.prefilled_tokens / self.prefilled_s if self.prefilled_s > 0 else 0.0
+
+    def progress(self, now: float) -> float:
+        """The tokens that the oldest waiting request has likely prefilled."""
+        oldest = next(iter(self.waiting))
+        return min(oldest.prefill_tokens, max(0.0, self.rate * (now - self.busy_since)))
+
+    def prefilled(self, tokens: int, now: float) -> None:
+        """A prefill is done: learn how fast.
+
+        Tokens and time are summed, so prefills that an engine batches, and which end together,
+        count as one.
+        """
+        elapsed_s = max(0.0, now - self.busy_since)
+        decay = 0.5 ** (elapsed_s / RATE_HALF_LIFE_S)
+        self.prefilled_tokens = self.prefilled_tokens * decay + tokens
+        self.prefilled_s = self.prefilled_s * decay + elapsed_s
+        self.busy_since = now
 
 
 class Lease:
@@ -166,6 +205,8 @@ class Lease:
         if self.prefill_done_at is not None or self.outcome is not None:
             return
         self.prefill_done_at = now
+        if self._entry is not None:
+            self._entry.prefilled(self.prefill_tokens, now)
         self._stop_waiting()
 
     def add_output_tokens(self, n: int, now: float) -> None:
@@ -184,6 +225,9 @@ class Lease:
         self.outcome = outcome
         self.settled_at = now
         self._load._settled[outcome] += 1  # noqa: SLF001 - a lease is a part of its load
+        entry = self._entry
+        if entry is not None and next(iter(entry.waiting), None) is self:
+            entry.busy_since = now  # what was spent on it says nothing about the next one
         self.detach()
         return True
 
@@ -194,6 +238,8 @@ class Lease:
         self._length = max(prompt.prompt_tokens, len(prompt.token_ids))
         self._hashed_blocks = len(hashes) // HASH_BYTES
         entry.leases.add(self)
+        if not entry.waiting:
+            entry.busy_since = self.booked_at
         entry.waiting[self] = None
         entry.prefill_tokens += self.prefill_tokens
         if hashes:

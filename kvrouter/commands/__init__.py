@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from kvrouter.commands import check, doctor, explain, serve
 from kvrouter.config import ConfigError
 from kvrouter.demo.command import add_command as add_demo_command
+from kvrouter.replay.command import add_command as add_replay_command
 from kvrouter.sim.command import add_engine_command
 from kvrouter.startup import StartError
 
@@ -42,6 +43,7 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_command(commands)
     add_demo_command(commands)
     add_engine_command(commands)
+    add_replay_command(commands)
     check.add_command(commands)
     doctor.add_command(commands)
     explain.add_command(commands)

@@ -72,6 +72,17 @@ class Step(NamedTuple):
     sequences: int
 
 
+class QuietRun(NamedTuple):
+    """Steps that only decode. `load` is that of the first one.
+
+    Each later step has one more context token for each decoding sequence.
+    """
+
+    steps: int
+    load: StepLoad
+    request_ids: list[str]
+
+
 class StepResult(NamedTuple):
     """What came out of a step; events in the order in which they happened."""
 
@@ -111,6 +122,21 @@ class _Sequence:
         """Whether its next token is all that is left to compute."""
         return self.sampled > 0 and self.computed == len(self.tokens) - 1
 
+    def quiet_steps(self, block_size: int) -> int:
+        """How many steps do no more to it than to append a token that is not the last."""
+        in_block = self.computed % block_size
+        if not in_block or not self.decoding:
+            return 0
+        return min(block_size - 1 - in_block, len(self.request.outputs) - self.sampled - 1)
+
+    def append(self, count: int, block_size: int) -> None:
+        """Compute and sample so many tokens in quiet steps."""
+        self.computed += count
+        self.tokens.extend(self.request.outputs[self.sampled : self.sampled + count])
+        self.sampled += count
+        if len(self.tokens) % block_size == 0:
+            self.namer.extend(self.tokens)
+
 
 class EngineCore:
     """One rank of a simulated engine."""
@@ -123,6 +149,8 @@ class EngineCore:
         self._running: list[_Sequence] = []
         self._chunks: list[tuple[_Sequence, int]] | None = None
         self._events: list[Event] = []
+        self._stuck = False  # what waits found no room, and none was made since
+        self._quiet = 0  # steps that may be skipped
 
     @property
     def running(self) -> int:
@@ -170,6 +198,8 @@ class EngineCore:
             for sequence in queue:
                 if sequence.request.request_id == request_id:
                     queue.remove(sequence)
+                    self._stuck = False
+                    self._quiet = 0
                     self.cache.release(sequence.blocks)
                     self.counters.aborted += 1
                     return True
@@ -187,6 +217,8 @@ class EngineCore:
                 self._preempt()
         if not self.cache.clear():
             return False
+        self._stuck = False
+        self._quiet = 0
         self._report(BlocksCleared())
         return True
 
@@ -195,10 +227,13 @@ class EngineCore:
         self._must_be_between_steps()
         if self.idle:
             return None
+        self._stuck = False
+        self._quiet = 0
         chunks: list[tuple[_Sequence, int]] = []
         budget = self._continue_running(chunks, self.settings.max_batched_tokens)
         if budget is not None:
-            self._admit_waiting(chunks, budget)
+            budget = self._admit_waiting(chunks, budget)
+            self._stuck = bool(self._waiting and budget)
         self._chunks = chunks
         return Step(self._load(chunks), len(chunks))
 
@@ -217,9 +252,44 @@ class EngineCore:
         self._chunks = None
         if finished:
             self._running = [s for s in self._running if s.sampled < len(s.request.outputs)]
+            self._stuck = False
             self.counters.finished += finished
         events, self._events = self._events, []
         return StepResult(outputs, events)
+
+    def quiet_run(self) -> QuietRun | None:
+        """The steps ahead that are all alike; None if the next one is not.
+
+        In such a step each running sequence gets one token that is not its last, none takes or
+        fills a block, and nothing can be admitted: so there are no events, and only the contexts
+        grow. Who steps in virtual time can take any number of them at once with `skip_steps`.
+        """
+        self._must_be_between_steps()
+        if not self._running or (self._waiting and not self._stuck):
+            return None
+        if len(self._running) > self.settings.max_batched_tokens or self._events:
+            return None
+        size = self.settings.block_size
+        steps = min([sequence.quiet_steps(size) for sequence in self._running])
+        if steps < 1:
+            return None
+        self._quiet = steps
+        chunks = [(sequence, 1) for sequence in self._running]
+        requests = [sequence.request.request_id for sequence in self._running]
+        return QuietRun(steps, self._load(chunks), requests)
+
+    def skip_steps(self, count: int) -> None:
+        """Do so many steps of the quiet run at once.
+
+        Requests that were added since `quiet_run` wait until the next `begin_step`.
+        """
+        self._must_be_between_steps()
+        if count > self._quiet:
+            raise SimStateError(f"{count} steps can't be skipped, {self._quiet} are quiet")
+        self._quiet -= count
+        self.counters.output_tokens += count * len(self._running)
+        for sequence in self._running:
+            sequence.append(count, self.settings.block_size)
 
     def check(self) -> None:
         """Raise AssertionError if the state contradicts itself."""
@@ -266,7 +336,8 @@ class EngineCore:
         self.counters.preempted += 1
         return victim
 
-    def _admit_waiting(self, chunks: list[tuple[_Sequence, int]], budget: int) -> None:
+    def _admit_waiting(self, chunks: list[tuple[_Sequence, int]], budget: int) -> int:
+        """Admit while there is room; return the budget left."""
         while self._waiting and budget and len(self._running) < self.settings.max_num_seqs:
             count = self._admit(self._waiting[0], budget)
             if not count:
@@ -275,6 +346,7 @@ class EngineCore:
             self._running.append(sequence)
             chunks.append((sequence, count))
             budget -= count
+        return budget
 
     def _admit(self, sequence: _Sequence, budget: int) -> int:
         """Look up the cached prefix and take blocks; return the tokens to compute, 0 if no room."""

@@ -7,8 +7,13 @@ router that tried to compute engine hashes instead of taking them from the event
 
 from array import array
 from collections.abc import Sequence
-from hashlib import blake2b
+from itertools import pairwise
 from typing import Any
+
+from xxhash import xxh3_64_digest
+
+_SEED = 0x5EED
+"""Another one than the router's, so that no name can equal one of its hashes but by chance."""
 
 
 def token_array(ids: Sequence[int]) -> "array[int]":
@@ -32,16 +37,18 @@ class BlockNamer:
         root = b"seed\0%d" % seed
         if salt is not None:
             root += b"\0salt\0" + salt.encode(errors="surrogatepass")
-        self._link = _digest(root)
+        self._link = xxh3_64_digest(root, _SEED)
         self.names: list[int] = []
 
     def extend(self, tokens: "array[int]") -> None:
         """Name the blocks of `tokens` (the whole sequence) that are full and have no name yet."""
-        size = self._block_size
-        for start in range(len(self.names) * size, len(tokens) - size + 1, size):
-            block = tokens[start : start + size].tobytes()
-            self._link = _digest(self._link + block + self._extra)
-            self.names.append(int.from_bytes(self._link, "big"))
+        known, width = len(self.names), self._block_size * tokens.itemsize
+        data = tokens[known * self._block_size :].tobytes()
+        link, extra = self._link, self._extra
+        for start, end in pairwise(range(0, len(data) + 1, width)):
+            link = xxh3_64_digest(link + data[start:end] + extra, _SEED)
+            self.names.append(int.from_bytes(link, "big"))
+        self._link = link
 
 
 def extra_keys(
@@ -51,12 +58,10 @@ def extra_keys(
 
     vLLM's events carry the LoRA name on each block and the salt on the very first one only.
     """
+    if lora_name is None and (first or salt is None):
+        return [None] * count
     lora: list[Any] = [] if lora_name is None else [lora_name]
     keys: list[list[Any] | None] = [list(lora) or None for _ in range(count)]
     if first == 0 and count and salt is not None:
         keys[0] = [*lora, salt]
     return keys
-
-
-def _digest(data: bytes) -> bytes:
-    return blake2b(data, digest_size=8).digest()

@@ -250,3 +250,52 @@ def test_check_finds_a_wrong_count(load: Load) -> None:
     load._entries[A].prefill_tokens += 1
     with pytest.raises(AssertionError, match="prefill tokens"):
         load.check()
+
+
+def test_the_oldest_waiting_prefill_is_taken_to_make_progress_at_the_learned_rate(
+    load: Load,
+) -> None:
+    """A prompt that was sent a second ago is half done; nobody polls the engine for that."""
+    book(load, unique_prompt(0, 1000)).prefill_done(0.5)
+    book(load, unique_prompt(1, 4000), now=10.0)
+    book(load, unique_prompt(2, 3000), now=10.5)
+    later = load.of(A, 11.0)
+    assert (later.prefill_rate, later.prefill_tokens) == (2000.0, 7000)
+    assert later.queued_tokens == 5000.0
+    assert load.of(A, 60.0).queued_tokens == 3000.0
+
+
+def test_without_a_first_token_yet_no_progress_is_assumed(load: Load) -> None:
+    book(load, unique_prompt(0, 1000))
+    assert load.of(A, 5.0).queued_tokens == 1000.0
+
+
+def test_prefills_that_end_together_count_as_one_for_the_rate(load: Load) -> None:
+    """An engine batches prompts: their first tokens come at the same moment."""
+    leases = [book(load, unique_prompt(number, 1000)) for number in range(4)]
+    for lease in leases:
+        lease.prefill_done(2.0)
+    assert load.of(A, 2.0).prefill_rate == pytest.approx(2000.0)
+
+
+def test_a_pause_between_prefills_does_not_slow_the_rate(load: Load) -> None:
+    for start in (0.0, 100.0):
+        book(load, unique_prompt(int(start), 1000), now=start).prefill_done(start + 1.0)
+    assert load.of(A, 101.0).prefill_rate == pytest.approx(1000.0)
+
+
+def test_the_rate_follows_a_gpu_that_throttles(load: Load) -> None:
+    for second in range(120):
+        book(load, unique_prompt(second, 1000), now=float(second)).prefill_done(second + 0.1)
+    for second in range(120, 240):
+        book(load, unique_prompt(second, 1000), now=float(second)).prefill_done(second + 1.0)
+    assert load.of(A, 240.0).prefill_rate == pytest.approx(1000.0, rel=0.2)
+
+
+def test_a_request_that_ends_without_a_first_token_teaches_no_rate(load: Load) -> None:
+    """The client left while it waited; its time says nothing about how fast the engine is."""
+    lease = book(load, unique_prompt(0, 1000))
+    waiting = book(load, unique_prompt(1, 1000))
+    lease.settle(Outcome.CLIENT_GONE, 30.0)
+    waiting.prefill_done(30.5)
+    assert load.of(A, 31.0).prefill_rate == pytest.approx(2000.0)

@@ -25,7 +25,7 @@ def test_a_name_covers_the_whole_prefix() -> None:
 
 def test_names_are_unsigned_64_bit_stable_and_differ_between_seeds() -> None:
     """Engines of a fleet have seeds of their own unless PYTHONHASHSEED is set."""
-    assert names([1, 2, 3, 4]) == names([1, 2, 3, 4]) == [0x2C85899371815FDA]
+    assert names([1, 2, 3, 4]) == names([1, 2, 3, 4]) == [0x141FC78B01C8DCBD]
     assert names([1, 2, 3, 4]) != names([1, 2, 3, 4], seed=1)
 
 

@@ -1,0 +1,129 @@
+"""Traces: when requests came, how long they were, and which prefixes they shared.
+
+The form is that of the Mooncake project: one JSON object a line, with `timestamp` (ms),
+`input_length` and `output_length` (tokens), and `hash_ids`, one for each `chunk_tokens` tokens of
+the prompt. Equal ids stand for an equal prefix up to the end of their chunk.
+"""
+
+import gzip
+import itertools
+from array import array
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+CHUNK_TOKENS = 512
+FIRST_OWN_TOKEN = 1 << 31
+"""Token ids from here on belong to one request alone: its output, and what no chunk covers."""
+GZIP_MAGIC = b"\x1f\x8b"
+
+
+class TraceError(ValueError):
+    """What was given is no trace; the message says where."""
+
+
+class TraceRequest(NamedTuple):
+    """One request. `chunks` are numbers below 2**31; equal numbers, equal tokens."""
+
+    at_s: float
+    prompt_tokens: int
+    output_tokens: int
+    chunks: tuple[int, ...]
+
+
+class Trace:
+    """Requests in the order of their arrival."""
+
+    def __init__(
+        self, name: str, requests: Iterable[TraceRequest], chunk_tokens: int = CHUNK_TOKENS
+    ) -> None:
+        self.name = name
+        self.requests = sorted(requests, key=lambda request: request.at_s)
+        self.chunk_tokens = chunk_tokens
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    def prompt(self, number: int) -> "array[int]":
+        """The token ids of a request's prompt."""
+        request = self.requests[number]
+        size = self.chunk_tokens
+        tokens: array[int] = array("I")
+        for chunk in request.chunks:
+            tokens += array("I", (chunk,)) * size
+        missing = request.prompt_tokens - len(tokens)
+        if missing > 0:
+            tokens += self._own(number) * missing
+        return tokens[: request.prompt_tokens]
+
+    def output(self, number: int) -> "array[int]":
+        """The token ids of a request's output, which no other has."""
+        return self._own(number) * self.requests[number].output_tokens
+
+    def _own(self, number: int) -> "array[int]":
+        return array("I", (FIRST_OWN_TOKEN + number,))
+
+    def first(self, count: int) -> "Trace":
+        """The first `count` requests only."""
+        return Trace(self.name, self.requests[:count], self.chunk_tokens)
+
+    def without_reuse(self) -> "Trace":
+        """The same lengths and times, but no two requests share anything."""
+        fresh = itertools.count()
+        return Trace(
+            f"{self.name} without reuse",
+            [
+                request._replace(chunks=tuple(itertools.islice(fresh, len(request.chunks))))
+                for request in self.requests
+            ],
+            self.chunk_tokens,
+        )
+
+
+class _Line(msgspec.Struct):
+    timestamp: float
+    input_length: int
+    output_length: int
+    hash_ids: list[int]
+
+
+def read_trace(path: Path, *, chunk_tokens: int = CHUNK_TOKENS) -> Trace:
+    """The trace in this file, which may be compressed with gzip.
+
+    Raises TraceError when it cannot be read, is no trace or has no requests.
+    """
+    numbers: dict[int, int] = {}
+    requests = [
+        TraceRequest(
+            line.timestamp / 1000,
+            line.input_length,
+            max(1, line.output_length),
+            tuple([numbers.setdefault(each, len(numbers)) for each in line.hash_ids]),
+        )
+        for line in _lines(path)
+    ]
+    if not requests:
+        raise TraceError(f"{path}: has no requests")
+    return Trace(path.name, requests, chunk_tokens)
+
+
+def _lines(path: Path) -> Iterator[_Line]:
+    decoder = msgspec.json.Decoder(_Line)
+    try:
+        data = path.read_bytes()
+        if data.startswith(GZIP_MAGIC):
+            data = gzip.decompress(data)
+    except (OSError, EOFError) as error:
+        raise TraceError(f"{path}: cannot be read: {error}") from error
+    for number, line in enumerate(data.splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            decoded = decoder.decode(line)
+        except msgspec.DecodeError as error:
+            raise TraceError(f"{path}, line {number}: {error}") from error
+        if decoded.input_length < 1:
+            raise TraceError(f"{path}, line {number}: a prompt has at least one token")
+        yield decoded
