@@ -17,6 +17,8 @@ from kvrouter.explain import Explainer
 from kvrouter.fleet import Fleet
 from kvrouter.metrics import Metrics
 from kvrouter.openai.errors import RequestError
+from kvrouter.replica_report import replicas
+from kvrouter.sharing import Sharing
 from kvrouter.workers import WorkerEvent
 
 log = logging.getLogger(__name__)
@@ -27,8 +29,15 @@ MAX_EXPLAIN_BYTES = 64 * 1024 * 1024
 class Admin:
     """The handlers of the second port."""
 
-    def __init__(self, fleet: Fleet, metrics: Metrics, explainer: Explainer) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        metrics: Metrics,
+        explainer: Explainer,
+        sharing: Sharing | None = None,
+    ) -> None:
         self._fleet = fleet
+        self._sharing = sharing
         self._metrics = metrics
         self._explainer = explainer
 
@@ -69,7 +78,7 @@ class Admin:
 
     async def _workers(self, request: web.Request) -> web.Response:
         del request
-        return _json(report.workers(self._fleet))
+        return _json(report.workers(self._fleet) | {"replicas": replicas(self._sharing)})
 
     async def _drain(self, request: web.Request) -> web.Response:
         return self._move(request, WorkerEvent.DRAIN)

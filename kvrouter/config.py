@@ -18,6 +18,10 @@ Port = Annotated[int, Meta(ge=0, le=65535)]
 HttpUrl = Annotated[str, Meta(pattern=r"^https?://[^/\s?#]+/?$", description="http://host:port")]
 Endpoint = Annotated[str, Meta(pattern=r"^(tcp|ipc)://\S+$", description="tcp://host:port")]
 
+NatsUrl = Annotated[
+    str, Meta(pattern=r"^(nats|tls)://[^/\s?#]+/?$", description="nats://host:port")
+]
+
 PolicyName = Literal["kv", "round_robin", "random", "least_requests", "least_tokens"]
 
 
@@ -148,6 +152,41 @@ class EventConfig(_Section, frozen=True, kw_only=True):
     replay_tries: PositiveInt = 3
 
 
+class NatsConfig(_Section, frozen=True, kw_only=True):
+    """NATS: what replicas tell one another, and the events of workers that have a relay."""
+
+    servers: list[NatsUrl] = []
+    """One or more of a cluster; the others are learned. Without any, NATS is not used."""
+    prefix: Annotated[str, Meta(pattern=r"^[\w-]+$")] = "kvrouter"
+    """The first token of all subjects: deployments that share a NATS need different ones."""
+    user: str | None = None
+    password: str | None = None
+    token: str | None = None
+    credentials: str | None = None
+    """A .creds file."""
+    nkey_seed: str | None = None
+    """A file with an NKEY seed."""
+    tls_ca: str | None = None
+    """A file with the authorities that the servers' certificates are checked against."""
+    tls_cert: str | None = None
+    tls_key: str | None = None
+
+
+class ReplicaConfig(_Section, frozen=True, kw_only=True):
+    """Other routers before the same workers."""
+
+    sync: bool = True
+    """Share bookings with them, where there is NATS or a `local_bus`."""
+    name: Annotated[str, Meta(pattern=r"^[\w.:\-]+$")] | None = None
+    """No two running replicas may share one; host, process and chance where absent."""
+    local_bus: str | None = None
+    """A directory that the router's processes on this host share, for their sockets."""
+    beat_s: PositiveFloat = 0.5
+    """How often each says that it lives."""
+    lease_s: PositiveFloat = 5.0
+    """A replica that was not heard for so long is forgotten with its bookings."""
+
+
 class LimitConfig(_Section, frozen=True, kw_only=True):
     """Bounds of what clients may ask for."""
 
@@ -183,6 +222,8 @@ class Config(_Section, frozen=True, kw_only=True):
     health: HealthConfig = HealthConfig()
     events: EventConfig = EventConfig()
     limits: LimitConfig = LimitConfig()
+    nats: NatsConfig = NatsConfig()
+    replicas: ReplicaConfig = ReplicaConfig()
 
 
 def read_toml(path: Path) -> dict[str, Any]:

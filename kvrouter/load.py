@@ -23,6 +23,7 @@ but touch nothing, not even a rank of the same name that has come back meanwhile
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from typing import Protocol
 
 import msgspec
 
@@ -81,6 +82,48 @@ class RankLoad(msgspec.Struct, frozen=True, gc=False):
 
 
 IDLE = RankLoad()
+
+
+class Journal(Protocol):
+    """Who is told of each booking as it changes, right after it was counted."""
+
+    def booked(self, lease: "Lease", hashes: bytes, cached_blocks: int) -> None:
+        """A request was booked; `hashes` are its prompt's, of which so many blocks are cached."""
+
+    def prefill_done(self, lease: "Lease") -> None:
+        """Its first output byte is here."""
+
+    def grown(self, lease: "Lease") -> None:
+        """Its output fills another block."""
+
+    def over(self, lease: "Lease") -> None:
+        """It is not counted any more."""
+
+
+class LoadView(Protocol):
+    """What a decision needs of the load: that of this router's requests, or of all replicas'."""
+
+    def book(
+        self,
+        rank: WorkerRank,
+        prompt: Prompt,
+        *,
+        overlap_blocks: float,
+        block_size: int,
+        now: float,
+    ) -> "Lease":
+        """Count a request."""
+
+    def of_each(self, ranks: Sequence[WorkerRank], now: float) -> list[RankLoad]:
+        """The load of each of these ranks."""
+
+    def active_blocks(self, prompt: Prompt, block_size: int) -> dict[WorkerRank, int]:
+        """How many leading blocks of the prompt are active already, for each rank with any."""
+
+    def prefilling_blocks(
+        self, prompt: Prompt, block_size: int, start_block: int
+    ) -> dict[WorkerRank, int]:
+        """How many of the prompt's blocks from `start_block` on requests in flight compute."""
 
 
 class Totals(msgspec.Struct, frozen=True):
@@ -173,6 +216,7 @@ class Lease:
         "_own_blocks",
         "block_size",
         "booked_at",
+        "number",
         "outcome",
         "output_tokens",
         "prefill_done_at",
@@ -185,6 +229,8 @@ class Lease:
         self, load: "Load", rank: WorkerRank, prefill_tokens: int, block_size: int, now: float
     ) -> None:
         self.rank = rank
+        self.number = load._turn  # noqa: SLF001 - a lease is a part of its load
+        """Of all bookings of this load, from 1 on."""
         self.prefill_tokens = prefill_tokens
         """Prompt tokens that the rank was expected not to have cached."""
         self.block_size = block_size
@@ -208,6 +254,17 @@ class Lease:
         if self._entry is not None:
             self._entry.prefilled(self.prefill_tokens, now)
         self._stop_waiting()
+        if self._journal is not None:
+            self._journal.prefill_done(self)
+
+    @property
+    def blocks(self) -> int:
+        """The blocks that the request fills by now, shared ones and the last, part-filled one."""
+        return self._hashed_blocks + self._own_blocks
+
+    @property
+    def _journal(self) -> Journal | None:
+        return self._load.journal if self._entry is not None else None
 
     def add_output_tokens(self, n: int, now: float) -> None:
         """The engine sent `n` more tokens, which also says that the prefill is over."""
@@ -216,7 +273,8 @@ class Lease:
         if self.prefill_done_at is None:
             self.prefill_done(now)
         self.output_tokens += n
-        self._grow()
+        if self._grow() and self._journal is not None:
+            self._journal.grown(self)
 
     def settle(self, outcome: Outcome, now: float) -> bool:
         """The request is over on this rank. True the first time; the first outcome stands."""
@@ -247,6 +305,8 @@ class Lease:
             self._hold = (tree, hold)
             entry.decode_tokens += hold.added_blocks * self.block_size
         self._grow()
+        if self._journal is not None:
+            self._journal.booked(self, hashes, cached_blocks)
 
     def detach(self) -> None:
         """Take the request out of its rank's counts; nothing that comes later touches them.
@@ -257,13 +317,15 @@ class Lease:
         if entry is None:
             return
         self._stop_waiting()
-        self._entry = None
+        journal, self._entry = self._journal, None
         entry.leases.discard(self)
         entry.decode_tokens -= self._own_blocks * self.block_size
         if self._hold is not None:
             tree, hold = self._hold
             entry.decode_tokens -= tree.release(hold) * self.block_size
             self._hold = None
+        if journal is not None:
+            journal.over(self)
 
     def _stop_waiting(self) -> None:
         if self._entry is None or self not in self._entry.waiting:
@@ -274,18 +336,27 @@ class Lease:
             tree, hold = self._hold
             tree.computed(hold)
 
-    def _grow(self) -> None:
-        """Count the blocks that no hash names: the prompt's last part, and output."""
+    def _grow(self) -> bool:
+        """Count the blocks that no hash names: the prompt's last part, and output.
+
+        True if their number has changed.
+        """
         blocks = -(-(self._length + self.output_tokens) // self.block_size) - self._hashed_blocks
         if self._entry is not None and blocks != self._own_blocks:
             self._entry.decode_tokens += (blocks - self._own_blocks) * self.block_size
             self._own_blocks = blocks
+            return True
+        return False
 
 
 class Load:
-    """The load of all ranks that had a booking since they were last removed."""
+    """The load of all ranks that had a booking since they were last removed.
+
+    `journal`, where there is one, is told of every change.
+    """
 
     def __init__(self, *, recent_half_life_s: float = RECENT_HALF_LIFE_S) -> None:
+        self.journal: Journal | None = None
         self._half_life_s = recent_half_life_s
         self._entries: dict[WorkerRank, _Entry] = {}
         self._trees: dict[int, ActiveBlocks] = {}

@@ -3,7 +3,8 @@
 from collections.abc import Collection, Mapping
 
 from events import EventBatch, WorkerRank
-from indexer import Applied, PredictedBlocks, RadixIndex
+from indexer import Applied, RadixIndex
+from kvrouter.joint_predictions import Expectations
 from kvrouter.scheduler import DEFAULT_BLOCK_SIZE, Scheduler
 from kvrouter.tokenize import ModelTokenizer
 from kvrouter.workers import Worker, WorkerState
@@ -19,7 +20,7 @@ class Pool:
     """The workers that serve one base model, under whatever names, with their common index."""
 
     def __init__(
-        self, model: str, index: RadixIndex, predicted: PredictedBlocks, scheduler: Scheduler
+        self, model: str, index: RadixIndex, predicted: Expectations, scheduler: Scheduler
     ) -> None:
         self.model = model
         self.index = index

@@ -6,11 +6,11 @@ engines by an event or two. That can make a choice worse, never lose a booking.
 
 from collections.abc import Callable, Sequence
 from random import Random
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from events import WorkerRank
-from indexer import Overlap, PredictedBlocks, RadixIndex
-from kvrouter.load import Lease, Load
+from indexer import Overlap, RadixIndex
+from kvrouter.load import Lease, LoadView
 from kvrouter.policy import Candidate, Decision, NoCandidate, Policy, TierCredit
 from kvrouter.prompt import HASH_BYTES, Prompt
 
@@ -24,6 +24,19 @@ class Placement(NamedTuple):
 
     decision: Decision
     lease: Lease
+
+
+class Predictions(Protocol):
+    """What a decision needs of the blocks that are expected because requests were routed."""
+
+    def leading(self, rank: WorkerRank, hashes: bytes, start: int, now: float) -> int:
+        """How many blocks from position `start` on are expected."""
+
+    def expect(self, rank: WorkerRank, hashes: bytes, *, now: float, ttl_s: float) -> None:
+        """Expect these blocks."""
+
+    def expire(self, now: float) -> None:
+        """Forget what has not come in time."""
 
 
 class _View(NamedTuple):
@@ -43,8 +56,8 @@ class Scheduler:
     def __init__(
         self,
         index: RadixIndex,
-        predicted: PredictedBlocks,
-        load: Load,
+        predicted: Predictions,
+        load: LoadView,
         policy: Policy,
         rng: Random,
         *,

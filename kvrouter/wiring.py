@@ -39,7 +39,9 @@ from kvrouter.metrics import Metrics
 from kvrouter.openai.paths import PathTable
 from kvrouter.policy import TierCredit, build_policy
 from kvrouter.pool import Pool, said_block_size
+from kvrouter.replica_report import ReplicaCollector
 from kvrouter.scheduler import Scheduler
+from kvrouter.sharing import Sharing, joint, share
 from kvrouter.sticky import ResponseOwners
 from kvrouter.supervision import background
 from kvrouter.tokenize import PoolSettings, TokenizerPool
@@ -60,6 +62,7 @@ class Router:
     door: FrontDoor
     metrics: Metrics
     tokenizers: TokenizerPool
+    sharing: Sharing | None
     port: int
     admin_port: int
 
@@ -70,7 +73,9 @@ async def running(config: Config) -> AsyncIterator[Router]:
 
     Raises OSError when one of its addresses cannot be bound.
     """
-    fleet = _fleet(config)
+    load = Load()
+    sharing = share(config, load)
+    fleet = _fleet(config, load, sharing)
     metrics = Metrics()
     owners = ResponseOwners()
     budget = RetryBudget(config.retries.budget_ratio, config.retries.budget_reserve)
@@ -87,18 +92,20 @@ async def running(config: Config) -> AsyncIterator[Router]:
             fleet, exchange, tokenizers, owners, metrics, paths, max_active_requests=limit
         )
         metrics.registry.register(FleetCollector(fleet, tokenizers))
-        admin = Admin(fleet, metrics, Explainer(fleet, door.prompt))
+        if sharing is not None:
+            metrics.registry.register(ReplicaCollector(sharing))
+        admin = Admin(fleet, metrics, Explainer(fleet, door.prompt), sharing)
         async with (
             admin_listening(admin, config.server) as admin_port,
             listening(door, config) as port,
+            _sharing(sharing, fleet),
             _keeping(config, fleet, probes),
             _ticking(fleet, metrics),
         ):
-            yield Router(fleet, door, metrics, tokenizers, port, admin_port)
+            yield Router(fleet, door, metrics, tokenizers, sharing, port, admin_port)
 
 
-def _fleet(config: Config) -> Fleet:
-    load = Load()
+def _fleet(config: Config, load: Load, sharing: Sharing | None) -> Fleet:
     rng = random.Random()
     policy = build_policy(
         config.policy.name, w=config.policy.w, temperature=config.policy.temperature
@@ -106,11 +113,11 @@ def _fleet(config: Config) -> Fleet:
     credit = TierCredit(cpu=config.policy.cpu_credit, disk=config.policy.disk_credit)
 
     def make_pool(model: str) -> Pool:
-        index, predicted = RadixIndex(), PredictedBlocks()
+        index, predicted = RadixIndex(), joint(PredictedBlocks(), sharing)
         scheduler = Scheduler(
             index,
             predicted,
-            load,
+            load if sharing is None else sharing.load,
             policy,
             rng,
             credit=credit,
@@ -121,6 +128,13 @@ def _fleet(config: Config) -> Fleet:
 
     fleet = Fleet(load, make_pool, breaker=config.breaker, prediction=config.prediction)
     return fleet
+
+
+@asynccontextmanager
+async def _sharing(sharing: Sharing | None, fleet: Fleet) -> AsyncIterator[None]:
+    """Share bookings with other replicas, where there may be any."""
+    async with background({} if sharing is None else sharing.runs(fleet)):
+        yield
 
 
 @asynccontextmanager

@@ -50,6 +50,12 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     parser.add_argument(
         "--admin-port", type=int, help="port for health, metrics, workers (default: 8001)"
     )
+    parser.add_argument(
+        "--nats",
+        action="append",
+        metavar="URL",
+        help="a NATS server, to share the load with other routers; may be given many times",
+    )
     parser.add_argument("--config", type=Path, metavar="FILE", help="a TOML file with all settings")
     parser.add_argument("--access-log", action="store_true", default=None, help="log each request")
     parser.add_argument(
@@ -87,6 +93,7 @@ def configuration(options: argparse.Namespace) -> Config:
         ("server", "admin_host"): options.admin_host,
         ("server", "admin_port"): options.admin_port,
         ("server", "access_log"): options.access_log,
+        ("nats", "servers"): options.nats,
     }
     for (section, field), value in flags.items():
         if value is not None:

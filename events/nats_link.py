@@ -1,0 +1,346 @@
+"""One connection to NATS that comes back: what is published on it, and who listens.
+
+Every connection is a new client: what could not be sent is dropped and counted, not kept for later,
+because everything here is numbered and asked for again, and news from before an outage are none.
+The servers are tried in turn, those of the cluster that the first one tells of among them, with
+pauses that grow and are spread by chance. Nothing here ever waits for NATS but `run`.
+"""
+
+import asyncio
+import logging
+import random
+import ssl
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import nats.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+log = logging.getLogger(__name__)
+
+MAX_UNSENT_BYTES = 32 * 2**20
+
+
+class Received(NamedTuple):
+    """A message."""
+
+    subject: str
+    payload: bytes
+    reply: str
+
+
+Handler: TypeAlias = Callable[[Received], None]
+"""Called on the event loop; must not block or raise."""
+
+
+class Changed(Protocol):
+    """Who wants to know when the connection comes and goes."""
+
+    def __call__(self, *, connected: bool) -> None:
+        """It has come, and all subscriptions stand; or it is gone."""
+
+
+class LinkState(StrEnum):
+    """Whether there is a connection."""
+
+    CONNECTING = "connecting"
+    CONNECTED = "connected"
+    LOST = "lost"
+
+
+@dataclass(frozen=True)
+class NatsSettings:
+    """Where NATS is, who we are there, and how patient to be.
+
+    `credentials` is a .creds file, `nkey_seed` a file with a seed. With any of the TLS files the
+    connection is encrypted; the server's certificate is checked against `tls_ca` (or the system's
+    authorities), and `tls_cert` with `tls_key` is ours.
+    """
+
+    servers: tuple[str, ...]
+    name: str = "kvrouter"
+    user: str | None = None
+    password: str | None = None
+    token: str | None = None
+    credentials: str | None = None
+    nkey_seed: str | None = None
+    tls_ca: str | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    connect_timeout_s: float = 2.0
+    retry_s: float = 0.2
+    retry_max_s: float = 5.0
+    ping_s: float = 3.0
+    """A server that leaves two pings in a row unanswered is given up."""
+
+
+@dataclass
+class LinkStats:
+    """Counters since the start."""
+
+    connects: int = 0
+    failed_connects: int = 0
+    unsent: int = 0
+    slow: int = 0
+    """Messages that the client dropped because we did not take them in time."""
+    refused: int = 0
+    """Subjects that the server does not allow us."""
+
+
+@dataclass(eq=False)
+class Subscription:
+    """A subject that is listened to, on each connection anew."""
+
+    subject: str
+    handler: Handler
+    ended: bool = False
+    on_server: Any = field(default=None, repr=False)
+
+
+_Todo: TypeAlias = tuple[str, bytes, str] | Subscription
+
+
+class NatsLink:
+    """A connection to one of several servers."""
+
+    def __init__(self, settings: NatsSettings) -> None:
+        self.stats = LinkStats()
+        self.state = LinkState.CONNECTING
+        self.state_since = time.time()
+        self.problem = ""
+        self.server = ""
+        self.max_payload = 2**20
+        self._settings = settings
+        self._servers = deque(settings.servers)
+        self._tls = _tls(settings)
+        self._subscriptions: dict[Subscription, None] = {}
+        self._watchers: list[Changed] = []
+        self._todo: deque[_Todo] = deque()
+        self._unsent_bytes = 0
+        self._wake = asyncio.Event()
+        self._lost = asyncio.Event()
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether what is published now is sent."""
+        return self.state is LinkState.CONNECTED
+
+    @property
+    def server_address(self) -> str:
+        """The server of the latest connection, without a password."""
+        return _without_password(self.server)
+
+    def watch(self, changed: Changed) -> None:
+        """Call this when the connection comes and goes."""
+        self._watchers.append(changed)
+
+    def publish(self, subject: str, payload: bytes, reply: str = "") -> bool:
+        """Send soon. False, and nothing is sent, without a connection or room."""
+        if not self.is_connected or self._unsent_bytes > MAX_UNSENT_BYTES:
+            self.stats.unsent += 1
+            return False
+        self._todo.append((subject, payload, reply))
+        self._unsent_bytes += len(payload)
+        self._wake.set()
+        return True
+
+    def subscribe(self, subject: str, handler: Handler) -> Subscription:
+        """Listen to a subject from now on; in order with what is published."""
+        subscription = Subscription(subject, handler)
+        self._subscriptions[subscription] = None
+        self._todo.append(subscription)
+        self._wake.set()
+        return subscription
+
+    def unsubscribe(self, subscription: Subscription) -> None:
+        """Listen no more. Again: no effect."""
+        if subscription.ended:
+            return
+        subscription.ended = True
+        self._subscriptions.pop(subscription, None)
+        self._todo.append(subscription)
+        self._wake.set()
+
+    # The connection
+
+    async def run(self) -> None:
+        """Be connected, again and again, until cancelled."""
+        pause_s = self._settings.retry_s
+        while True:
+            client = await self._connect()
+            if client is not None:
+                pause_s = self._settings.retry_s
+                await self._serve(client)
+            else:
+                pause_s = min(2 * pause_s, self._settings.retry_max_s)
+            # Spread, so that the routers of a fleet don't come back all at once.
+            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
+
+    async def _connect(self) -> Client | None:
+        """A client of the next server; None if that one does not have us."""
+        self._servers.rotate(-1)
+        server = self._servers[-1]
+        client = Client()
+        settings = self._settings
+        self._lost.clear()
+        try:
+            await client.connect(
+                servers=[server],
+                name=settings.name,
+                allow_reconnect=False,
+                max_reconnect_attempts=1,
+                reconnect_time_wait=0,
+                connect_timeout=settings.connect_timeout_s,  # type: ignore[arg-type]  # any number will do
+                ping_interval=settings.ping_s,  # type: ignore[arg-type]  # likewise
+                user=settings.user,
+                password=settings.password,
+                token=settings.token,
+                user_credentials=settings.credentials,
+                nkeys_seed=settings.nkey_seed,
+                tls=self._tls,
+                error_cb=self._failed,
+                disconnected_cb=self._gone,
+                closed_cb=self._gone,
+                lame_duck_mode_cb=self._gone,
+                skip_subject_validation=True,
+            )
+        except (OSError, TimeoutError, nats.errors.Error, ValueError) as error:
+            self._cannot_connect(server, client.last_error or error)
+            await _closed(client)
+            return None
+        self.server = server
+        self.max_payload = client.max_payload
+        return client
+
+    def _cannot_connect(self, server: str, error: Exception) -> None:
+        self.stats.failed_connects += 1
+        problem = f"{_without_password(server)}: {_words(error)}"
+        if problem != self.problem:
+            log.warning("no connection to NATS: %s", problem)
+        self.problem = problem
+
+    async def _gone(self) -> None:
+        self._lost.set()
+        self._wake.set()
+
+    async def _failed(self, error: Exception) -> None:
+        if isinstance(error, nats.errors.SlowConsumerError):
+            self.stats.slow += 1
+        elif "permissions violation" in str(error).lower():
+            self.stats.refused += 1
+            log.warning("NATS: %s", error)
+            self.problem = str(error)
+        else:
+            log.debug("NATS: %r", error)
+
+    async def _serve(self, client: Client) -> None:
+        """Send and listen on a connection until it is gone."""
+        try:
+            self._todo.clear()
+            self._unsent_bytes = 0
+            for subscription in list(self._subscriptions):
+                await self._subscribe_on(client, subscription)
+            await client.flush(timeout=round(max(1.0, self._settings.connect_timeout_s)))
+            self._learn_servers(client)
+            self.stats.connects += 1
+            self.problem = ""
+            self._change(LinkState.CONNECTED)
+            while not self._lost.is_set():
+                await self._send(client)
+                self._wake.clear()
+                if not self._todo and not self._lost.is_set():
+                    await self._wake.wait()
+        except (OSError, TimeoutError, nats.errors.Error) as error:
+            self.problem = f"{_without_password(self.server)}: {_words(error)}"
+        except asyncio.CancelledError:
+            await self._say_last_words(client)
+            raise
+        finally:
+            for subscription in self._subscriptions:
+                subscription.on_server = None
+            self._change(LinkState.LOST)
+            await _closed(client)
+
+    async def _say_last_words(self, client: Client) -> None:
+        try:
+            async with asyncio.timeout(1.0):
+                await self._send(client)
+                await client.flush(timeout=1)
+        except (OSError, TimeoutError, nats.errors.Error):
+            pass
+
+    def _change(self, state: LinkState) -> None:
+        if self.state is state:
+            return
+        self.state, self.state_since = state, time.time()
+        level = logging.INFO if state is LinkState.CONNECTED else logging.WARNING
+        log.log(level, "NATS %s: %s %s", state, _without_password(self.server), self.problem)
+        for changed in self._watchers:
+            changed(connected=state is LinkState.CONNECTED)
+
+    def _learn_servers(self, client: Client) -> None:
+        """The other servers of the cluster."""
+        known = {_address(server) for server in self._servers}
+        for found in client.discovered_servers:
+            if found.netloc not in known:
+                self._servers.appendleft(found.geturl())
+
+    async def _send(self, client: Client) -> None:
+        while self._todo:
+            todo = self._todo.popleft()
+            if isinstance(todo, Subscription):
+                await self._subscribe_on(client, todo)
+            else:
+                subject, payload, reply = todo
+                self._unsent_bytes -= len(payload)
+                await client.publish(subject, payload, reply=reply)
+
+    async def _subscribe_on(self, client: Client, subscription: Subscription) -> None:
+        if subscription.ended:
+            if subscription.on_server is not None:
+                await subscription.on_server.unsubscribe()
+                subscription.on_server = None
+            return
+        if subscription.on_server is not None:
+            return
+        handler = subscription.handler
+
+        async def take(message: Msg) -> None:
+            if not subscription.ended:
+                handler(Received(message.subject, message.data, message.reply))
+
+        subscription.on_server = await client.subscribe(subscription.subject, cb=take)
+
+
+async def _closed(client: Client) -> None:
+    try:
+        async with asyncio.timeout(1.0):
+            await client.close()
+    except (OSError, TimeoutError, nats.errors.Error):
+        pass
+
+
+def _tls(settings: NatsSettings) -> ssl.SSLContext | None:
+    if not (settings.tls_ca or settings.tls_cert):
+        return None
+    context = ssl.create_default_context(cafile=settings.tls_ca)
+    if settings.tls_cert:
+        context.load_cert_chain(settings.tls_cert, settings.tls_key)
+    return context
+
+
+def _words(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
+
+def _address(server: str) -> str:
+    return server.rpartition("//")[2].rpartition("@")[2].rstrip("/")
+
+
+def _without_password(server: str) -> str:
+    return f"{server.partition('//')[0]}//{_address(server)}" if server else ""

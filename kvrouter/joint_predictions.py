@@ -1,0 +1,99 @@
+"""Blocks that are expected because some replica routed there: own guesses, and sampled ones. Pure.
+
+An own prediction has every block. What other replicas tell has the sampled ones (`events.replica`),
+and the blocks between two of them are there if the second one is: hashes are chained.
+"""
+
+from typing import Protocol
+
+from events import WorkerRank
+from events.replica import Booking, blocks_of
+from events.replica.sampling import samples_within
+from indexer import PredictedBlocks
+from kvrouter.prompt import HASH_BYTES
+from kvrouter.shared_load import Sampler
+
+
+class Expectations(Protocol):
+    """The predictions of one model, whoever made them."""
+
+    def expect(self, rank: WorkerRank, hashes: bytes, *, now: float, ttl_s: float) -> None:
+        """Expect these blocks for so long."""
+
+    def leading(self, rank: WorkerRank, hashes: bytes, start: int, now: float) -> int:
+        """How many blocks from position `start` on are expected, up to the first that is not."""
+
+    def confirm(self, rank: WorkerRank, hashes: bytes) -> None:
+        """Events have these blocks."""
+
+    def expire(self, now: float) -> None:
+        """Forget what has not come in time."""
+
+    def drop(self, rank: WorkerRank) -> None:
+        """Forget all predictions of a rank."""
+
+    def drop_worker(self, name: str) -> None:
+        """Forget all predictions of a worker's ranks."""
+
+    def __len__(self) -> int:
+        """Predicted blocks of all ranks."""
+
+    def check(self) -> None:
+        """Raise InvariantError if anything contradicts anything."""
+
+
+class JointPredictions:
+    """Own and others' predictions of one model, as if they were of one kind."""
+
+    def __init__(self, own: PredictedBlocks, others: PredictedBlocks) -> None:
+        self._own = own
+        self._others = others
+        self._sample = Sampler()
+
+    def expect(self, rank: WorkerRank, hashes: bytes, *, now: float, ttl_s: float) -> None:
+        """Expect blocks because this router has routed there."""
+        self._own.expect(rank, hashes, now=now, ttl_s=ttl_s)
+
+    def leading(self, rank: WorkerRank, hashes: bytes, start: int, now: float) -> int:
+        """How many blocks from position `start` on are expected, up to the first that is not."""
+        own = self._own.leading(rank, hashes, start, now)
+        samples = self._sample(hashes)
+        first = samples_within(start)
+        count = self._others.leading(rank, samples, first, now)
+        return max(own, blocks_of(first + count) - start) if count else own
+
+    def confirm(self, rank: WorkerRank, hashes: bytes) -> None:
+        """Events have these blocks."""
+        self._own.confirm(rank, hashes)
+        self._others.confirm(rank, hashes)
+
+    def expire(self, now: float) -> None:
+        """Forget what has not come in time."""
+        self._own.expire(now)
+        self._others.expire(now)
+
+    def drop(self, rank: WorkerRank) -> None:
+        """Forget all predictions of a rank."""
+        self._own.drop(rank)
+        self._others.drop(rank)
+
+    def drop_worker(self, name: str) -> None:
+        """Forget all predictions of a worker's ranks."""
+        self._own.drop_worker(name)
+        self._others.drop_worker(name)
+
+    def __len__(self) -> int:
+        """Predicted blocks; of others' the sampled ones."""
+        return len(self._own) + len(self._others)
+
+    def check(self) -> None:
+        """Raise InvariantError if anything contradicts anything."""
+        self._own.check()
+        self._others.check()
+
+
+def expect_sampled(others: PredictedBlocks, booking: Booking, *, now: float, ttl_s: float) -> None:
+    """Expect what another replica's booking has computed, for the rest of its time."""
+    rank = WorkerRank(booking.worker, booking.dp_rank)
+    computed = booking.samples[booking.cached_samples * HASH_BYTES :]
+    others.expect(rank, computed, now=now, ttl_s=ttl_s - booking.age_ms / 1000)

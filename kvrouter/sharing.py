@@ -1,0 +1,99 @@
+"""What connects this router to its replicas: the part of construction that is about them."""
+
+import os
+import secrets
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from random import Random
+
+from events import WorkerRank
+from events.bus import Bus, Buses
+from events.local_bus import LocalBus
+from events.nats_bus import NatsBus
+from events.nats_link import NatsLink, NatsSettings
+from events.replica import Booking, Ledger, LedgerSettings, Mirror, MirrorSettings
+from events.subjects import Subjects
+from indexer import PredictedBlocks
+from kvrouter.config import Config, NatsConfig
+from kvrouter.fleet import Fleet
+from kvrouter.joint_predictions import Expectations, JointPredictions, expect_sampled
+from kvrouter.load import Load
+from kvrouter.replication import Replication
+from kvrouter.shared_load import SharedLoad
+
+
+@dataclass
+class Sharing:
+    """The parts. `link` is None without NATS, `replication` where bookings are not shared."""
+
+    load: SharedLoad
+    replication: Replication
+    link: NatsLink | None
+    predicted: PredictedBlocks
+    """What other replicas' requests make us expect, sampled."""
+
+    def runs(self, fleet: Fleet) -> dict[str, Callable[[], Awaitable[None]]]:
+        """What has to run as long as the router does."""
+        self.replication.expect = partial(self._expect, fleet)
+        runs: dict[str, Callable[[], Awaitable[None]]] = {"replicas": self.replication.run}
+        if self.link is not None:
+            runs["NATS"] = self.link.run
+        return runs
+
+    def _expect(self, fleet: Fleet, booking: Booking, now: float) -> None:
+        ttl_s = fleet.prediction_ttl_s(WorkerRank(booking.worker, booking.dp_rank))
+        expect_sampled(self.predicted, booking, now=now, ttl_s=ttl_s)
+
+
+def share(config: Config, load: Load) -> Sharing | None:
+    """The parts that the configuration asks for; None if this router is to be alone."""
+    settings = config.replicas
+    if not settings.sync or not (config.nats.servers or settings.local_bus):
+        return None
+    name = settings.name or replica_name()
+    epoch = time.time_ns()
+    buses: list[Bus] = []
+    link = None
+    if config.nats.servers:
+        link = NatsLink(nats_settings(config.nats, name))
+        buses.append(NatsBus(link, Subjects(config.nats.prefix), name))
+    if settings.local_bus:
+        buses.append(LocalBus(Path(settings.local_bus), name))
+    lately_s = max(config.prediction.ttl_s, config.prediction.blind_ttl_s)
+    ledger = Ledger(name, epoch, LedgerSettings(lately_s=lately_s))
+    mirror = Mirror(name, epoch, Random(), MirrorSettings(lease_s=settings.lease_s))
+    shared = SharedLoad(load, ledger)
+    load.journal = shared
+    bus = buses[0] if len(buses) == 1 else Buses(buses)
+    replication = Replication(ledger, mirror, shared, bus, beat_s=settings.beat_s)
+    return Sharing(shared, replication, link, PredictedBlocks())
+
+
+def joint(own: PredictedBlocks, sharing: Sharing | None) -> Expectations:
+    """A model's own predictions, with what other replicas' requests make us expect."""
+    return own if sharing is None else JointPredictions(own, sharing.predicted)
+
+
+def replica_name() -> str:
+    """A name that no other running process has."""
+    return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+
+
+def nats_settings(config: NatsConfig, name: str) -> NatsSettings:
+    """How to connect to NATS."""
+    return NatsSettings(
+        servers=tuple(config.servers),
+        name=name,
+        user=config.user,
+        password=config.password,
+        token=config.token,
+        credentials=config.credentials,
+        nkey_seed=config.nkey_seed,
+        tls_ca=config.tls_ca,
+        tls_cert=config.tls_cert,
+        tls_key=config.tls_key,
+    )

@@ -1,0 +1,169 @@
+"""One connection to a real nats-server, and what becomes of it."""
+
+import signal
+from pathlib import Path
+
+import pytest
+from support.nats import connected, link_to, nats_server
+from support.streams import eventually, running
+
+from events.nats_link import LinkState, NatsLink, Received
+from events.subjects import Subjects, escape, unescape
+from kvrouter.demo.nats_server import NatsServer, free_port
+
+
+class Ear:
+    """Remembers what a subscription brings."""
+
+    def __init__(self) -> None:
+        self.heard: list[bytes] = []
+        self.changes: list[bool] = []
+
+    def __call__(self, message: Received) -> None:
+        self.heard.append(message.payload)
+
+    def changed(self, *, connected: bool) -> None:
+        self.changes.append(connected)
+
+
+async def test_what_is_published_is_heard_in_order() -> None:
+    ear = Ear()
+    async with nats_server() as server:
+        speaker, listener = link_to(server.url), link_to(server.url)
+        listener.subscribe("a.*", ear)
+        async with connected(speaker, listener):
+            for number in range(1000):
+                assert speaker.publish("a.b", b"%d" % number)
+            await eventually(lambda: len(ear.heard) == 1000)
+    assert ear.heard == [b"%d" % number for number in range(1000)]
+
+
+async def test_a_subscription_ends_when_it_is_told_to() -> None:
+    ear, other = Ear(), Ear()
+    async with nats_server() as server:
+        link = link_to(server.url)
+        async with connected(link):
+            subscription = link.subscribe("a", ear)
+            link.subscribe("a", other)
+            link.publish("a", b"1")
+            await eventually(lambda: ear.heard == [b"1"])
+            link.unsubscribe(subscription)
+            link.unsubscribe(subscription)
+            link.publish("a", b"2")
+            await eventually(lambda: other.heard == [b"1", b"2"])
+            assert ear.heard == [b"1"]
+
+
+async def test_a_server_that_is_not_there_yet_is_waited_for_and_blocks_nobody() -> None:
+    """R3: NATS is down when the router starts."""
+    ear = Ear()
+    link = link_to(f"nats://127.0.0.1:{free_port()}")
+    server = NatsServer(port=int(link._servers[0].rpartition(":")[2]))
+    link.subscribe("a", ear)
+    async with running(link):
+        await eventually(lambda: link.stats.failed_connects > 1)
+        assert not link.publish("a", b"lost")
+        assert link.stats.unsent == 1
+        assert link.problem.startswith(server.url)
+        await server.start()
+        await eventually(lambda: link.is_connected)
+        assert link.publish("a", b"heard")
+        await eventually(lambda: ear.heard == [b"heard"])
+    await server.stop()
+
+
+async def test_subscriptions_stand_again_after_a_restart_of_the_server() -> None:
+    """R3: NATS is restarted under load."""
+    ear = Ear()
+    async with nats_server() as server:
+        link = link_to(server.url)
+        link.subscribe("a", ear)
+        link.watch(ear.changed)
+        async with connected(link):
+            await server.stop()
+            await eventually(lambda: link.state is LinkState.LOST)
+            await server.start()
+            await eventually(lambda: link.is_connected)
+            link.publish("a", b"again")
+            await eventually(lambda: ear.heard == [b"again"])
+    assert ear.changes == [True, False, True, False]
+
+
+async def test_a_server_that_answers_no_pings_is_given_up() -> None:
+    """The network between is cut without a word."""
+    async with nats_server() as server:
+        link = link_to(server.url, ping_s=0.1)
+        async with connected(link):
+            server.send_signal(signal.SIGSTOP)
+            await eventually(lambda: link.state is LinkState.LOST)
+            server.send_signal(signal.SIGCONT)
+            await eventually(lambda: link.is_connected)
+
+
+async def test_another_server_is_tried_when_one_is_gone() -> None:
+    async with nats_server() as first, nats_server() as second:
+        link = link_to(first.url, second.url)
+        async with connected(link):
+            used = first if link.server == first.url else second
+            await used.stop()
+            await eventually(lambda: link.is_connected and link.server != used.url)
+
+
+async def test_the_other_servers_of_a_cluster_are_learned() -> None:
+    ports = [free_port(), free_port()]
+    routes = ",".join(f"nats://127.0.0.1:{port}" for port in ports)
+    cluster = [
+        ("--cluster_name", "c", "--cluster", f"nats://127.0.0.1:{port}", "--routes", routes)
+        for port in ports
+    ]
+    async with nats_server(*cluster[0]) as first, nats_server(*cluster[1]) as second:
+        link = link_to(first.url)
+        async with running(link):
+            await eventually(lambda: link.is_connected)
+            await first.stop()
+            await eventually(lambda: link.is_connected and link.server == second.url, within_s=20)
+
+
+@pytest.mark.parametrize("right", [True, False])
+async def test_a_password_is_needed_where_the_server_wants_one(right: bool) -> None:
+    async with nats_server("--user", "u", "--pass", "secret") as server:
+        link = link_to(server.url, user="u", password="secret" if right else "wrong")
+        async with running(link):
+            await eventually(lambda: link.is_connected if right else bool(link.problem))
+            assert right or "Authorization" in link.problem
+            assert "secret" not in link.problem
+
+
+async def test_subjects_that_are_not_allowed_are_counted(tmp_path: Path) -> None:
+    config = tmp_path / "nats.conf"
+    config.write_text(
+        'authorization { users = [ { user: u, password: p, permissions: { publish: "ok" } } ] }'
+    )
+    async with nats_server("--config", str(config)) as server:
+        link = link_to(server.url, user="u", password="p")  # noqa: S106  a test's
+        async with connected(link):
+            link.publish("ok", b"")
+            link.publish("no", b"")
+            await eventually(lambda: link.stats.refused == 1)
+            assert link.is_connected
+
+
+def test_a_settings_error_is_an_error_at_start() -> None:
+    with pytest.raises(FileNotFoundError):
+        link_to("tls://localhost:1", tls_ca="/no/such/file")
+
+
+@pytest.mark.parametrize(
+    "name", ["gpu1:8000", "10.0.0.1:8000", "[::1]:80", "a b*>.~é", "plain-1_x"]
+)
+def test_any_name_is_one_token_of_a_subject(name: str) -> None:
+    token = escape(name)
+    assert unescape(token) == name
+    assert not set(token) & set(". *>~")
+    assert Subjects("p").worker(name).count(".") == 3
+
+
+def test_two_deployments_share_no_subject() -> None:
+    mine, theirs = Subjects("a"), Subjects("b")
+    assert mine.all_bookings != theirs.all_bookings
+    assert isinstance(link_to("nats://h:1"), NatsLink)
