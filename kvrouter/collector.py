@@ -101,6 +101,28 @@ class FleetCollector(Collector):
             blocks.add_metric([pool.model], stats.blocks)
             loaded.add_metric([pool.model], pool.tokenizer is not None)
         yield from (nodes, blocks, loaded)
+        yield from self._backends()
+
+    def _backends(self) -> Iterator[Metric]:
+        """The encoders of the models whose tokenizers are loaded."""
+        in_use = GaugeMetricFamily(
+            "kvrouter_tokenizer_backend", "1 for the encoder in use", labels=["model", "backend"]
+        )
+        checks = CounterMetricFamily(
+            "kvrouter_tokenizer_checks",
+            "Prompts that were encoded again by the reference, by how that came out",
+            labels=["model", "result"],
+        )
+        for pool in self._fleet.pools.values():
+            if pool.tokenizer is None:
+                continue
+            backend = pool.tokenizer.backend
+            in_use.add_metric([pool.model, backend.name], 1)
+            equal = backend.stats.checked - backend.stats.mismatched
+            checks.add_metric([pool.model, "equal"], equal)
+            checks.add_metric([pool.model, "different"], backend.stats.mismatched)
+            checks.add_metric([pool.model, "not_encoded"], backend.stats.failed)
+        yield from (in_use, checks)
 
     def _tokenizing(self) -> Iterator[Metric]:
         prompts = CounterMetricFamily(

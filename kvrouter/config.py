@@ -89,6 +89,10 @@ class TokenizerConfig(_Section, frozen=True, kw_only=True):
     """A folder or hub id by model name."""
     chat_template: str | None = None
     """A file to use in place of the tokenizer's own template (as `vllm serve --chat-template`)."""
+    backend: Literal["auto", "hf"] = "auto"
+    """`auto` takes `fastokens` where it is proven equal to `tokenizers`; `hf` is the latter."""
+    check_every: Annotated[int, Meta(ge=0)] = 1000
+    """One of so many prompts is encoded by `tokenizers` too and compared; 0 for none."""
     threads: PositiveInt = 2
     inline_bytes: Annotated[int, Meta(ge=0)] = 2048
     """Bodies up to this size are tokenized at once, longer ones in a thread."""

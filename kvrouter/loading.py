@@ -11,7 +11,7 @@ from pathlib import Path
 from kvrouter.config import TokenizerConfig
 from kvrouter.fleet import Fleet
 from kvrouter.pool import Pool
-from kvrouter.tokenize import ModelTokenizer, TokenizerError
+from kvrouter.tokenize import BackendSettings, ModelTokenizer, TokenizerError
 
 log = logging.getLogger(__name__)
 
@@ -45,16 +45,23 @@ class TokenizerLoader:
         self._report(pool, where)
 
     def _report(self, pool: Pool, where: str | None) -> None:
-        if pool.tokenizer_problem:
+        tokenizer = pool.tokenizer
+        if tokenizer is None:
             log.warning(
                 "model %s: prompts are not tokenized, routed by load: %s",
                 pool.model,
                 pool.tokenizer_problem,
             )
-        else:
-            log.info("model %s: tokenizer loaded from %s", pool.model, where)
-        if pool.tokenizer is not None and pool.tokenizer.chat_problem:
-            log.warning("model %s: %s", pool.model, pool.tokenizer.chat_problem)
+            return
+        log.info(
+            "model %s: tokenizer loaded from %s, encoded by %s: %s",
+            pool.model,
+            where,
+            tokenizer.backend.name,
+            tokenizer.backend.reason,
+        )
+        if tokenizer.chat_problem:
+            log.warning("model %s: %s", pool.model, tokenizer.chat_problem)
 
     def _where(self, pool: Pool) -> str | None:
         configured = self._settings.models.get(pool.model) or self._settings.path
@@ -68,4 +75,8 @@ class TokenizerLoader:
 
     def _load_from(self, where: str) -> ModelTokenizer:
         template = self._settings.chat_template
-        return ModelTokenizer.load(where, chat_template=Path(template) if template else None)
+        return ModelTokenizer.load(
+            where,
+            chat_template=Path(template) if template else None,
+            backends=BackendSettings(self._settings.backend, self._settings.check_every),
+        )

@@ -42,7 +42,20 @@ def _model(pool: Pool) -> dict[str, Any]:
         "model": pool.model,
         "workers": list(pool.workers),
         "tokenizer": "exact" if pool.tokenizer else pool.tokenizer_problem,
+        "tokenizer_backend": _backend(pool),
         "index": pool.index.stats()._asdict(),
+    }
+
+
+def _backend(pool: Pool) -> dict[str, Any] | None:
+    if pool.tokenizer is None:
+        return None
+    backend = pool.tokenizer.backend
+    return {
+        "name": backend.name,
+        "why": backend.reason,
+        "checked": backend.stats.checked,
+        "mismatched": backend.stats.mismatched,
     }
 
 

@@ -1,11 +1,13 @@
 """From a request body to the token ids that the engine will see."""
 
+from kvrouter.tokenize.choice import BackendSettings
 from kvrouter.tokenize.content_format import ContentFormat
 from kvrouter.tokenize.location import TokenizerError
 from kvrouter.tokenize.pool import PoolSettings, PoolStats, TokenizerPool
 from kvrouter.tokenize.tokenizer import ModelTokenizer
 
 __all__ = [
+    "BackendSettings",
     "ContentFormat",
     "ModelTokenizer",
     "PoolSettings",

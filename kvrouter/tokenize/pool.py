@@ -122,6 +122,8 @@ class TokenizerPool:
         prompt.prehash(block_sizes)
         with self._lock:
             self.stats.seconds += perf_counter() - started
+        if tokenizer.backend.has_sample and not self._closed:
+            self._threads.submit(tokenizer.backend.check_sample)
         return prompt
 
     def _has_room(self, size: int) -> bool:

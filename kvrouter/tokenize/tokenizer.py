@@ -2,7 +2,7 @@
 
 import logging
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,9 +10,12 @@ from typing import Any
 from kvrouter.openai.body import Endpoint, RequestBody, without_surrogates
 from kvrouter.prompt import Fidelity, Prompt
 from kvrouter.tokenize.anthropic import anthropic_chat
-from kvrouter.tokenize.backend import Backend, HfBackend, estimated_tokens
+from kvrouter.tokenize.backend import NOTHING_AROUND, Around, estimated_tokens
 from kvrouter.tokenize.chat import Chat, openai_chat
+from kvrouter.tokenize.choice import BackendSettings, choose
 from kvrouter.tokenize.content_format import ContentFormat
+from kvrouter.tokenize.hf import HfBackend
+from kvrouter.tokenize.ladder import Ladder
 from kvrouter.tokenize.location import DEFAULT, TOOL_USE, TokenizerError, find_tokenizer
 from kvrouter.tokenize.messages import (
     MEDIA_MARK,
@@ -43,9 +46,10 @@ class ModelTokenizer:
 
     def __init__(
         self,
-        backend: Backend,
+        backend: Ladder,
         templates: Mapping[str, ChatTemplate],
         *,
+        around: Around = NOTHING_AROUND,
         content_format: ContentFormat | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         tools_in_prompt_when_unused: bool = True,
@@ -53,6 +57,7 @@ class ModelTokenizer:
         chat_problem: str = "",
     ) -> None:
         self.backend = backend
+        self._around = around
         self._templates = templates
         self._content_format = content_format
         self._defaults = dict(chat_template_kwargs or {})
@@ -70,13 +75,14 @@ class ModelTokenizer:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         tools_in_prompt_when_unused: bool = True,
         offline: bool = False,
+        backends: BackendSettings | None = None,
     ) -> "ModelTokenizer":
         """Load from a folder or hub id; raises `TokenizerError` with what was tried.
 
         The other arguments repeat what the engines were started with: `--chat-template`,
         `--chat-template-content-format` (None: `auto`), `--default-chat-template-kwargs`,
         `--exclude-tools-when-tool-choice-none` (as the opposite). A broken chat template is no
-        error: see `chat_problem`.
+        error: see `chat_problem`. Without `backends` the reference encodes, and nothing is proven.
         """
         files = find_tokenizer(folder_or_id, offline=offline)
         if chat_template is not None:
@@ -88,9 +94,12 @@ class ModelTokenizer:
                 templates[name] = ChatTemplate(source, files.special_tokens)
             except TemplateError as error:
                 problem = str(error)
+        hf = HfBackend.load(files)
+        settings = backends or BackendSettings(wish="hf")
         return cls(
-            HfBackend(files),
+            choose(hf, _rendered_samples(templates.values()), settings),
             templates,
+            around=hf.around,
             content_format=content_format,
             chat_template_kwargs=chat_template_kwargs,
             tools_in_prompt_when_unused=tools_in_prompt_when_unused,
@@ -201,11 +210,11 @@ class ModelTokenizer:
         if clean != text:
             doubts.append("a lone surrogate in the text")
         cut = _Truncation(request, doubts)
+        around = self._around if add_special_tokens else NOTHING_AROUND
+        ids = self.backend.encode(clean)
         if cut.keep is not None and not cut.explicit_side:
-            return self.backend.encode(
-                clean, add_special_tokens=add_special_tokens, keep_last=cut.keep
-            )
-        return cut.apply(self.backend.encode(clean, add_special_tokens=add_special_tokens))
+            return around.cut_and_added_to(ids, cut.keep)
+        return cut.apply(around.added_to(ids))
 
 
 class _Truncation:
@@ -283,3 +292,24 @@ def _read_template(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise TokenizerError(f"the chat template {path} can't be read: {error}") from error
+
+
+_SAMPLE_CHAT = [
+    {"role": "system", "content": "You're helpful.\nTo\u0308day is 2024-02-29."},
+    {"role": "user", "content": "  Hi \U0001f600, what's 12345 * 2?\r\n\r\n"},
+    {"role": "assistant", "content": "It\u2019s **24690**.\n\n```py\nprint(12345 * 2)\n```"},
+    {"role": "user", "content": "<|im_start|>user\n</s> not a special token, or is it?\u3000"},
+]
+
+
+def _rendered_samples(templates: Iterable[ChatTemplate]) -> list[str]:
+    """A chat as each template renders it; a template that refuses it is left out."""
+    texts = []
+    for template in templates:
+        shown = conversation(_SAMPLE_CHAT, template.content_format)
+        for messages in (shown, shown[1:], shown[1:2]):
+            try:
+                texts.append(template.render(messages))
+            except TemplateRefusedError:
+                continue
+    return texts

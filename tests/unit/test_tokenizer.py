@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models, normalizers, processors
 from kvrouter.openai.body import Endpoint, parse_body
 from kvrouter.prompt import Fidelity, Prompt
 from kvrouter.tokenize import ContentFormat, ModelTokenizer, TokenizerError
-from kvrouter.tokenize.backend import HfBackend
+from kvrouter.tokenize.hf import HfBackend
 from kvrouter.tokenize.location import TokenizerFiles, find_tokenizer
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:,"}}
@@ -542,5 +542,5 @@ def test_the_llama_class_has_a_rule_of_its_own_for_prefix_spaces(
     plain.add_special_tokens(["<s>"])
     plain.save(str(tmp_path / "tokenizer.json"))
     files = TokenizerFiles(tmp_path, config, {}, {}, None)
-    shown = HfBackend(files).encode(" a<s>a", add_special_tokens=False)
+    shown = HfBackend.load(files).encode(" a<s>a")
     assert [list(vocabulary)[i] for i in shown] == pieces

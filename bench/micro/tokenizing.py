@@ -1,0 +1,204 @@
+"""CPU from the bytes of a body to block hashes, split by part, per backend.
+
+    python bench/micro/tokenizing.py [--tokenizer tests/data/tinymodel] [--repeat 25] [--seed 1]
+
+Four cases, for prompts of 1, 32 and 262 KB:
+
+- `cold`: the first document that a new backend meets (its regexes are compiled, its caches empty);
+- `grown`: a message that was seen before and is 200 characters longer now;
+- `turn`: a chat of 50 turns, of which all but the last two messages were seen before;
+- `question`: a document that was seen before with another question behind it, in one message.
+
+Each repetition asks for a text that was never asked for. The time is the CPU time of the process,
+all its threads; the least and the median of the repetitions are reported, in milliseconds. Parts:
+`parse` (scan the body, decode the messages), `encode` (text to ids), `hash` (block hashes, 16
+tokens each); `render` is the rest of `all`: the chat template above all.
+
+Prints one JSON object, and a table of the least times to standard error.
+"""
+
+import argparse
+import gc
+import json
+import platform
+import random
+import statistics
+import subprocess
+import sys
+import sysconfig
+import time
+from array import array
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from kvrouter.openai.body import Endpoint, parse_body
+from kvrouter.tokenize import BackendSettings, ModelTokenizer
+from kvrouter.tokenize.ladder import Ladder
+
+SIZES = {"1 KB": 1_000, "32 KB": 32_768, "262 KB": 262_000}
+BACKENDS = ("auto", "hf")
+PARTS = ("parse", "render", "encode", "hash", "all")
+BLOCK_SIZE = 16
+TURNS = 50
+MORE = 200
+Messages = list[dict[str, Any]]
+Case = Callable[["Corpus", int], tuple[Messages, Messages]]
+
+
+class Corpus:
+    """Source code of the standard library, another slice each time."""
+
+    def __init__(self, seed: int) -> None:
+        folder = Path(sysconfig.get_path("stdlib"))
+        sources = [path.read_text("utf-8", "replace") for path in sorted(folder.glob("*.py"))]
+        self._text = "\n".join(sources)
+        self._rng = random.Random(seed)
+
+    def take(self, size: int) -> str:
+        """So many characters."""
+        start = self._rng.randrange(len(self._text) - size)
+        return self._text[start : start + size]
+
+
+def user(text: str) -> Messages:
+    """A chat of one message."""
+    return [{"role": "user", "content": text}]
+
+
+def cold(corpus: Corpus, size: int) -> tuple[Messages, Messages]:
+    """Before it, only enough to compile regexes."""
+    return user(corpus.take(500)), user(corpus.take(size))
+
+
+def grown(corpus: Corpus, size: int) -> tuple[Messages, Messages]:
+    """The same message, longer."""
+    text = corpus.take(size)
+    return user(text), user(text + corpus.take(MORE))
+
+
+def turn(corpus: Corpus, size: int) -> tuple[Messages, Messages]:
+    """The whole chat of before, its answer and the next question."""
+    roles = ("user", "assistant") * TURNS
+    chat = [{"role": role, "content": corpus.take(size // len(roles))} for role in roles]
+    return chat[:-1], [*chat, *user(corpus.take(MORE))]
+
+
+def question(corpus: Corpus, size: int) -> tuple[Messages, Messages]:
+    """Retrieved text first, then what is asked about it."""
+    text = corpus.take(size)
+    first, second = (user(f"{text}\n\nQuestion: {corpus.take(MORE)}") for _ in range(2))
+    return first, second
+
+
+CASES: dict[str, Case] = {"cold": cold, "grown": grown, "turn": turn, "question": question}
+
+
+class Stopwatch:
+    """A backend that adds up the CPU time of the one it stands for."""
+
+    def __init__(self, inner: Ladder) -> None:
+        self._inner = inner
+        self.spent_s = 0.0
+
+    def encode(self, text: str) -> "array[int]":
+        """See `Backend`."""
+        started = time.process_time()
+        ids = self._inner.encode(text)
+        self.spent_s += time.process_time() - started
+        return ids
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+def measured(tokenizer: ModelTokenizer, body: bytes) -> dict[str, float]:
+    """Milliseconds of each part for one body."""
+    if not isinstance(tokenizer.backend, Stopwatch):
+        tokenizer.backend = Stopwatch(tokenizer.backend)  # type: ignore[assignment]  # stands for it
+    watch: Any = tokenizer.backend
+    watch.spent_s = 0.0
+    started = time.process_time()
+    request = parse_body(Endpoint.CHAT, body)
+    _ = request.messages
+    parsed = time.process_time()
+    prompt = tokenizer.prompt(request)
+    tokenized = time.process_time()
+    prompt.prehash([BLOCK_SIZE])
+    ended = time.process_time()
+    spent_s = {
+        "parse": parsed - started,
+        "render": tokenized - parsed - watch.spent_s,
+        "encode": watch.spent_s,
+        "hash": ended - tokenized,
+        "all": ended - started,
+    }
+    return {part: seconds * 1e3 for part, seconds in spent_s.items()}
+
+
+def run(
+    load: Callable[[], ModelTokenizer], case: str, size: int, repeat: int, corpus: Corpus
+) -> dict[str, dict[str, float]]:
+    """The least and the median milliseconds of each part."""
+    rows: list[dict[str, float]] = []
+    shared = load()
+    pairs = [CASES[case](corpus, size) for _ in range(repeat)]
+    bodies = [[json.dumps({"messages": each}).encode() for each in pair] for pair in pairs]
+    if case != "cold":
+        for before, _ in bodies:
+            measured(shared, before)
+    for before, asked in bodies:
+        tokenizer = shared
+        if case == "cold":
+            tokenizer = load()
+            measured(tokenizer, before)
+        rows.append(measured(tokenizer, asked))
+    return {
+        part: {
+            "min": round(min(row[part] for row in rows), 4),
+            "median": round(statistics.median(row[part] for row in rows), 4),
+        }
+        for part in PARTS
+    }
+
+
+def commit() -> str:
+    """The commit that is measured."""
+    command = ("git", "rev-parse", "--short", "HEAD")
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
+
+
+def main() -> None:
+    """Measure each backend, size and case."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--tokenizer", default="tests/data/tinymodel")
+    parser.add_argument("--repeat", type=int, default=25, help="of cold: a third")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--backend", choices=BACKENDS, nargs="+", default=BACKENDS)
+    options = parser.parse_args()
+    results = []
+    gc.disable()
+    for wish in options.backend:
+        settings = BackendSettings(wish, check_every=0)
+
+        def load(settings: BackendSettings = settings) -> ModelTokenizer:
+            return ModelTokenizer.load(options.tokenizer, backends=settings)
+
+        name = load().backend.name
+        for label, size in SIZES.items():
+            for case in CASES:
+                corpus = Corpus(options.seed)
+                repeat = max(3, options.repeat // 3) if case == "cold" else options.repeat
+                parts = run(load, case, size, repeat, corpus)
+                results.append({"backend": name, "size": label, "case": case, **parts})
+                figures = " ".join(f"{part} {parts[part]['min']:.3f}" for part in PARTS)
+                print(f"{name:10}{label:>7} {case:9} {figures}", file=sys.stderr)
+    versions = {each: version(each) for each in ("tokenizers", "fastokens", "jinja2", "msgspec")}
+    about = {"commit": commit(), "seed": options.seed, "python": platform.python_version()}
+    print(json.dumps({**about, **versions, "unit": "ms of CPU", "results": results}, indent=2))
+
+
+if __name__ == "__main__":
+    main()

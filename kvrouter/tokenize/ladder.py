@@ -1,0 +1,92 @@
+"""The fastest backend that has been right so far.
+
+A backend that passed the proof at start can still be wrong about a text that nobody thought of.
+So one prompt of many is encoded by the reference too, off the path; the first difference takes the
+backend out of use until the router starts again.
+"""
+
+import itertools
+import logging
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvrouter.tokenize import parity
+from kvrouter.tokenize.backend import Backend
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class LadderStats:
+    """Counters since the start."""
+
+    checked: int = 0
+    """Texts that were encoded by the reference too."""
+    mismatched: int = 0
+    """Of these, with other ids."""
+    failed: int = 0
+    """Texts that the backend could not encode; the reference did."""
+
+
+class Ladder:
+    """Backends from the fastest to the reference, which is the last one; the first is in use.
+
+    `reason` says why this one. Used by several threads at once.
+    """
+
+    def __init__(self, steps: Sequence[Backend], reason: str, *, check_every: int) -> None:
+        self._steps = list(steps)
+        self._reference = steps[-1]
+        self._check_every = check_every if len(steps) > 1 else 0
+        self._turn = itertools.count(1)  # `next` is atomic
+        self._sample: tuple[str, array[int]] | None = None
+        self.reason = reason
+        self.stats = LadderStats()
+
+    @property
+    def name(self) -> str:
+        """The backend in use."""
+        return self._steps[0].name
+
+    def encode(self, text: str) -> "array[int]":
+        """See `Backend`."""
+        backend = self._steps[0]
+        if backend is self._reference:
+            return backend.encode(text)
+        try:
+            ids = backend.encode(text)
+        except ValueError:  # a limit of its regex engine
+            self.stats.failed += 1
+            return self._reference.encode(text)
+        if self._check_every and next(self._turn) % self._check_every == 0:
+            self._sample = (text, ids)
+        return ids
+
+    @property
+    def has_sample(self) -> bool:
+        """Whether `check_sample` has something to do."""
+        return self._sample is not None
+
+    def check_sample(self) -> None:
+        """Encode the sample by the reference and compare: CPU work, at leisure."""
+        sample, self._sample = self._sample, None
+        if sample is None:
+            return
+        text, ids = sample
+        expected = self._reference.encode(text)
+        self.stats.checked += 1
+        if ids != expected:
+            self.stats.mismatched += 1
+            self._step_down(text, expected)
+
+    def _step_down(self, text: str, expected: "array[int]") -> None:
+        """Take the next backend that is right about this text."""
+        wrong = self._steps[0]
+        found = parity.difference(self._reference, wrong, [text])
+        rest = self._steps[1:]
+        while rest[0] is not self._reference and rest[0].encode(text) != expected:
+            rest = rest[1:]
+        self._steps = rest
+        self.reason = f"{wrong.name} gave other ids for a prompt: {found or 'not again'}"
+        _LOG.error("tokenizer: %s is used from now on: %s", self.name, self.reason)
