@@ -52,6 +52,9 @@ class BlocksStored(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     fewer hashes than its tokens would make, and then tokens and hashes do not pair up. An
     offloading tier may announce bare hashes (no tokens, block size 0). `extra_keys`, where
     present, has one entry per block: what besides tokens went into the block's hash.
+
+    A relay has hashed the tokens already: `hashes` are the index's own block hashes, 8 bytes each,
+    in place of `token_ids` and `extra_keys`.
     """
 
     block_hashes: list[EngineHash]
@@ -64,6 +67,7 @@ class BlocksStored(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     group: int = 0
     group_kind: GroupKind = GroupKind.FULL
     sliding_window: int | None = None
+    hashes: bytes = b""
 
 
 class BlocksRemoved(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -16,7 +16,7 @@ from events import (
     Tier,
     WorkerRank,
 )
-from indexer.hashing import chain
+from indexer.hashing import HASH_BYTES, chain
 from indexer.holdings import Group, Holdings, to_name, to_names
 from indexer.invariants import check_index
 from indexer.lookup import Step, bits, gpu_ends, overlap, steps
@@ -69,7 +69,7 @@ class RadixIndex:
         if _is_beside_main(holdings, event):
             _store_beside_main(holdings, event, names, applied)
         elif event.tier is not Tier.GPU and (
-            not event.token_ids or all(map(holdings.knows, names))
+            not (event.token_ids or event.hashes) or all(map(holdings.knows, names))
         ):
             _store_known(holdings, event.tier, names, applied)
         elif cause := _unusable(holdings, event):
@@ -97,7 +97,7 @@ class RadixIndex:
             applied.orphans += len(names)
             return
         node, start, previous = behind
-        hashes = chain(previous, event.token_ids, event.block_size, extras(event))
+        hashes = event.hashes or chain(previous, event.token_ids, event.block_size, extras(event))
         at = 0
         for span in self._tree.place(node, start, hashes, holdings):
             holdings.store(span, names[at : at + span.blocks], event.tier)
@@ -267,13 +267,20 @@ def _store_known(holdings: Holdings, tier: Tier, names: list[int], applied: Appl
 
 
 def _unusable(holdings: Holdings, event: BlocksStored) -> IgnoreCause | None:
-    pairs = event.block_size > 0
-    if not pairs or len(event.token_ids) != event.block_size * len(event.block_hashes):
+    if not pairs_up(event):
         holdings.unpaired = True
         return IgnoreCause.UNPAIRED
     if event.tier is not Tier.GPU and event.block_size != holdings.block_size:
         return IgnoreCause.OTHER_BLOCK_SIZE
     return None
+
+
+def pairs_up(event: BlocksStored) -> bool:
+    """Whether each named block comes with its tokens, or with its hash."""
+    if event.hashes:
+        return event.block_size > 0 and len(event.hashes) == HASH_BYTES * len(event.block_hashes)
+    pairs = event.block_size > 0
+    return pairs and len(event.token_ids) == event.block_size * len(event.block_hashes)
 
 
 def _remove(holdings: Holdings, event: BlocksRemoved, applied: Applied) -> None:

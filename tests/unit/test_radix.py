@@ -627,3 +627,28 @@ def test_a_contradiction_is_told_with_its_place(bench: Bench) -> None:
     node.full = 0
     with pytest.raises(InvariantError, match=r"3 blocks, 1 holders.*should be 1"):
         bench.index.check()
+
+
+def test_blocks_that_a_relay_has_hashed_are_the_same_blocks() -> None:
+    """Over NATS come hashes, not tokens; the engine's names stay."""
+    tokens = list(range(12))
+    hashes = block_hashes(tokens, 4)
+    plain, relayed = RadixIndex(), RadixIndex()
+    rank = WorkerRank("w")
+    first = BlocksStored(block_hashes=[1, 2], token_ids=tokens[:8], block_size=4)
+    then = BlocksStored(block_hashes=[3], parent=2, token_ids=tokens[8:], block_size=4)
+    plain.apply(rank, EventBatch(0.0, [first, then]))
+    first = BlocksStored(block_hashes=[1, 2], hashes=hashes[:16], block_size=4)
+    then = BlocksStored(block_hashes=[3], parent=2, hashes=hashes[16:], block_size=4)
+    applied = relayed.apply(rank, EventBatch(0.0, [first, then]))
+    assert applied.stored == hashes
+    assert relayed.match(hashes) == plain.match(hashes)
+    relayed.apply(rank, EventBatch(0.0, [BlocksRemoved(block_hashes=[2])]))
+    assert relayed.match(hashes) == {rank: Overlap(1)}
+
+
+def test_hashes_that_do_not_pair_up_with_names_are_not_used() -> None:
+    index, rank = RadixIndex(), WorkerRank("w")
+    event = BlocksStored(block_hashes=[1, 2], hashes=bytes(8), block_size=4)
+    applied = index.apply(rank, EventBatch(0.0, [event]))
+    assert applied.ignored == {IgnoreCause.UNPAIRED: 2}
