@@ -83,6 +83,11 @@ def chain(
     return b"".join([previous := xxh3_64_digest(previous + block) for (block,) in blocks])
 
 
+def next_hash(previous: bytes, token_ids: Sequence[int]) -> bytes:
+    """The hash of one block with these tokens, which follows the block `previous`."""
+    return xxh3_64_digest(previous + struct.pack(f"<{len(token_ids)}I", *token_ids))
+
+
 def _chain_with_extras(
     previous: bytes, blocks: Iterator[tuple[bytes]], extras: Sequence[bytes]
 ) -> bytes:

@@ -22,7 +22,12 @@ from xxhash import xxh3_64_intdigest
 
 from events import EngineHash, Tier, WorkerRank
 from indexer.groups import window_blocks
-from indexer.tree import Node, Run, Span, ones
+from indexer.hashing import HASH_BYTES, next_hash
+from indexer.run import Run
+from indexer.tree import Node, Span, Tree
+
+RUN_BYTES = 512 * HASH_BYTES
+"""Names after which a run does not go on into another node: adding to it copies them."""
 
 ORPHANS_BEFORE_RESYNC = 8
 """Orphaned events after which a rank is doubted. Each resync doubles it: where a replay can't give
@@ -75,11 +80,7 @@ class Group:
 
 
 class Holdings:
-    """One worker rank's blocks; the tree's holder. `bit` is the rank's place in bit masks.
-
-    `touched` is the tree's: every node that something changes in is noted there, and whether blocks
-    went from it.
-    """
+    """One worker rank's blocks; the tree's holder. `bit` is the rank's place in bit masks."""
 
     __slots__ = (
         "aliases",
@@ -96,15 +97,17 @@ class Holdings:
         "orphan_limit",
         "orphaned_events",
         "rank",
-        "touched",
+        "runs",
+        "tree",
         "unpaired",
         "where",
     )
 
-    def __init__(self, rank: WorkerRank, bit: int, touched: dict[Node, bool]) -> None:
+    def __init__(self, rank: WorkerRank, tree: Tree) -> None:
         self.rank = rank
-        self.bit = bit
-        self.touched = touched
+        self.bit = tree.add(self)
+        self.tree = tree
+        self.runs: dict[Node, Run] = {}
         self.block_size: int | None = None
         self.capacity: int | None = None
         self.orphan_limit = ORPHANS_BEFORE_RESYNC
@@ -128,9 +131,7 @@ class Holdings:
 
         The groups go too: behind the same address another model may have started.
         """
-        for run in set(self.where.values()):
-            del run.node.runs[self]
-            self.touched[run.node] = True
+        self.tree.leave_all(self)
         self._forget_all()
 
     def adopt_block_size(self, block_size: int) -> None:
@@ -178,7 +179,7 @@ class Holdings:
         """Node and position of a block, or None if the name is not known."""
         main = self.main_of.get(name, name)
         run = self.where.get(main)
-        return None if run is None else (run.node, run.position(main))
+        return None if run is None else run.place(run.position(main))
 
     def names_of(self, main: int) -> list[int]:
         """All names of the place whose first name is `main`."""
@@ -191,44 +192,93 @@ class Holdings:
 
     # Storing
 
+    def decode(self, name: int, parent: int, token_ids: list[int]) -> bytes:
+        """Store one block behind `parent` where that only lengthens a leaf of our own.
+
+        Decoding does this and nothing else, a block at a time. Returns the block's hash; nothing,
+        and nothing is done, where the case is another one.
+        """
+        run = self.where.get(parent)
+        if run is None or name in self.where or self.main_of:
+            return b""
+        node = run.node
+        if (
+            node.full != self.bit
+            or node.some
+            or node.children
+            or len(node.label) >= self.tree.label_bytes
+            or not run.names.endswith(parent.to_bytes(HASH_BYTES, "big"))
+        ):
+            return b""
+        block_hash = next_hash(node.label[-HASH_BYTES:], token_ids)
+        node.label += block_hash
+        self.tree.blocks += 1
+        run.names += name.to_bytes(HASH_BYTES, "big")
+        self.where[name] = run
+        self.gpu_copies += 1
+        return block_hash
+
     def store(self, span: Span, names: Sequence[int], tier: Tier) -> None:
         """Count one more copy of the blocks at `span`, which these are the names of."""
-        run = span.node.run_of(self)
-        if tier is Tier.GPU and self._store_new(run, span, names):
+        if tier is Tier.GPU and self._store_new(span, names):
             return
         for position, name in enumerate(names, span.start):
-            self._take_place(name, run, position)
+            self._take_place(name, span.node, position)
             self.add_copy(name, tier)
 
-    def _store_new(self, run: Run, span: Span, names: Sequence[int]) -> bool:
+    def _run_for(self, node: Node) -> Run:
+        """The run to write in at a node: ours there, the one above that ends there, or a new one.
+
+        It is entered in the node when it is written in.
+        """
+        run = self.runs.get(node)
+        if run is not None:
+            return run
+        above = self.runs.get(node.above)
+        if above is not None and above.end == node.start and len(above.names) < RUN_BYTES:
+            return above
+        return Run(node, node.start)
+
+    def _store_new(self, span: Span, names: Sequence[int]) -> bool:
         """The common case at once: neither a name nor a place of these is known yet."""
+        node = span.node
+        run = self._run_for(node)
         fresh = dict.fromkeys(names, run)
-        mask = ones(span.blocks) << span.start
-        if run.known & mask or len(fresh) < span.blocks:
+        at = node.start + span.start - run.start
+        if run.known(at, span.blocks) or len(fresh) < span.blocks:
             return False
         if not (self.where.keys().isdisjoint(fresh) and self.main_of.keys().isdisjoint(fresh)):
             return False
-        run.write(span.start, struct.pack(f">{span.blocks}Q", *names))
-        run.gpu |= mask
+        self._write(run, node, at, struct.pack(f">{span.blocks}Q", *names))
         self.where.update(fresh)
         self.gpu_copies += span.blocks
+        node.show(self, run)
         return True
 
-    def _take_place(self, name: int, run: Run, position: int) -> None:
+    def _write(self, run: Run, node: Node, at: int, names: bytes) -> None:
+        self.runs[node] = run
+        end = len(run.names)
+        run.write(at, names)
+        if len(run.names) > end:
+            run.node = node
+
+    def _take_place(self, name: int, node: Node, position: int) -> None:
         """Make `name` mean this place; its counts stay (none if it is new)."""
         place = self.place_of(name)
-        if place == (run.node, position):
+        if place == (node, position):
             return
         if place is None:
             self.copies[name] = 0
         else:
             self._leave_place(name)
-        if run.known >> position & 1:
-            main = run.name_at(position)
+        run = self._run_for(node)
+        at = node.start + position - run.start
+        if run.is_known(at):
+            main = run.name_at(at)
             self.main_of[name] = main
             self.aliases.setdefault(main, []).append(name)
         else:
-            run.write(position, struct.pack(">Q", name))
+            self._write(run, node, at, name.to_bytes(HASH_BYTES, "big"))
             self.where[name] = run
         self._show(name)
 
@@ -242,6 +292,45 @@ class Holdings:
             counts[name] = counts.get(name, 0) + 1
 
     # Removing
+
+    def evict(self, names: list[int]) -> int:
+        """Count one GPU copy less of each name of the main group; returns how many there were.
+
+        Engines evict a prompt's last block first, so these are often the last names of a run.
+        """
+        removed = at = 0
+        reverse = struct.pack(f">{len(names)}Q", *reversed(names))
+        while at < len(names):
+            count = self._evict_tail(names, at, reverse[: len(reverse) - at * HASH_BYTES])
+            if count:
+                removed += count
+                at += count
+            else:
+                removed += self._remove_from_gpu(names[at])
+                at += 1
+        return removed
+
+    def _evict_tail(self, names: list[int], at: int, reverse: bytes) -> int:
+        """Evict from `at` on what one run ends in; how many names, 0 if it is no plain case.
+
+        `reverse` ends in the bytes of these names, the first one last.
+        """
+        run = self.where.get(names[at])
+        if run is None or run.missing or self.main_of or self.lower:
+            return 0
+        size = min(len(reverse), len(run.names))
+        if reverse[-size:] != run.names[-size:]:
+            size = _common_end(reverse, run.names, size)
+        count = size // HASH_BYTES
+        gone = names[at : at + count]
+        if not count or not self.copies.keys().isdisjoint(gone):
+            return 0
+        for name in gone:
+            del self.where[name]
+        run.names = run.names[:-size]
+        self.gpu_copies -= count
+        self.tree.retreat(self, run)
+        return count
 
     def remove(self, name: int, tier: Tier, group: int) -> bool:
         """Count one copy less; False if there was none."""
@@ -283,7 +372,8 @@ class Holdings:
             self.copies.pop(name, None)
         else:
             self.copies[name] = count
-        self._show(name)
+        if count <= 1:  # else it was there and stays
+            self._show(name)
 
     def _forget(self, name: int) -> None:
         self._leave_place(name)
@@ -297,13 +387,18 @@ class Holdings:
             self._show(main)
             return
         run = self.where.pop(name)
-        position = run.position(name)
-        self.touched[run.node] = True
-        run.known &= ~(1 << position)
-        run.gpu &= ~(1 << position)
+        at = run.position(name)
         heirs = self.aliases.pop(name, None)
         if heirs:
-            self._inherit(run, position, heirs)
+            self._inherit(run, at, heirs)
+            return
+        node, _ = run.place(at)
+        end = len(run.names)
+        run.erase(at)
+        if len(run.names) < end:
+            self.tree.retreat(self, run)
+        else:
+            node.show(self, run)
 
     def _drop_alias(self, main: int, name: int) -> None:
         others = self.aliases[main]
@@ -311,10 +406,10 @@ class Holdings:
         if not others:
             del self.aliases[main]
 
-    def _inherit(self, run: Run, position: int, heirs: list[int]) -> None:
+    def _inherit(self, run: Run, at: int, heirs: list[int]) -> None:
         heir, *others = heirs
         del self.main_of[heir]
-        run.write(position, struct.pack(">Q", heir))
+        run.write(at, heir.to_bytes(HASH_BYTES, "big"))
         self.where[heir] = run
         if others:
             self.aliases[heir] = others
@@ -322,15 +417,16 @@ class Holdings:
         self._show(heir)
 
     def _show(self, name: int) -> None:
-        """Make the GPU bit of a name's place say whether any of its names has a copy there."""
+        """Make the place of a name say whether any of its names has a copy on the GPU."""
         main = self.main_of.get(name, name)
         run = self.where[main]
-        position = run.position(main)
-        self.touched.setdefault(run.node, False)
+        at = run.position(main)
         if any(self.gpu_count(other) for other in self.names_of(main)):
-            run.gpu |= 1 << position
+            run.lower &= ~(1 << at)
         else:
-            run.gpu &= ~(1 << position)
+            run.lower |= 1 << at
+        node, _ = run.place(at)
+        node.show(self, run)
 
 
 def take_one(counts: dict[int, int], name: int) -> bool:
@@ -341,3 +437,14 @@ def take_one(counts: dict[int, int], name: int) -> bool:
     elif count:
         del counts[name]
     return count > 0
+
+
+def _common_end(one: bytes, other: bytes, size: int) -> int:
+    """How many of the last `size` bytes are equal, in whole names."""
+    same = 0
+    while (
+        same < size
+        and one[-same - HASH_BYTES : -same or None] == (other[-same - HASH_BYTES : -same or None])
+    ):
+        same += HASH_BYTES
+    return same

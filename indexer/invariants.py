@@ -1,30 +1,35 @@
 """What always holds between two batches, as code."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 from events import Tier
 from indexer.hashing import HASH_BYTES
 from indexer.holdings import Holdings
 from indexer.model import InvariantError
-from indexer.tree import Node, Run, Tree, leading_ones
+from indexer.run import Run
+from indexer.tree import Node, Tree
 
 
-def check_index(tree: Tree, by_bit: Mapping[int, Holdings], plain: int) -> None:
+def check_index(tree: Tree, ranks: Iterable[Holdings], plain: int) -> None:
     """Raise InvariantError unless tree, holdings and masks say the same."""
     nodes = list(_nodes(tree.root))
     _check_shape(tree, nodes)
+    bits = 0
+    for holdings in ranks:
+        own = tree.holders[holdings.bit.bit_length() - 1]
+        _require(own is holdings, f"{holdings.rank} has the bit of another")
+        _require(bool(plain & holdings.bit) == holdings.is_plain, f"{holdings.rank} in the mask")
+        bits |= holdings.bit
+        there = {node for node in nodes if (node.full | node.some) & holdings.bit}
+        _require(there == holdings.runs.keys(), f"{holdings.rank} is in other nodes than it says")
+        _check_runs(holdings)
+        _check_holdings(holdings)
+    entered = sum(1 << at for at, holder in enumerate(tree.holders) if holder is not None)
+    _require(entered == bits, "the tree has holders that are gone")
     for node in nodes:
-        for holder in node.runs:
-            _require(
-                by_bit.get(holder.bit) is holder, f"{node!r} has a run of a holder that is gone"
-            )
-    for bit, holdings in by_bit.items():
-        _require(holdings.bit == bit, f"{holdings.rank} has bit {holdings.bit}, not {bit}")
-        _require(bool(plain & bit) == holdings.is_plain, f"{holdings.rank} is wrong in the mask")
-        runs = [node.runs[holdings] for node in nodes if holdings in node.runs]
-        _check_holdings(holdings, runs)
-    _require(plain & ~sum(by_bit) == 0, "the mask of plain ranks has ranks that are gone")
+        _require((node.full | node.some) & ~bits == 0, f"{node!r} has holders that are gone")
+    _require(plain & ~bits == 0, "the mask of plain ranks has ranks that are gone")
 
 
 def _nodes(root: Node) -> Iterator[Node]:
@@ -36,8 +41,9 @@ def _nodes(root: Node) -> Iterator[Node]:
 
 
 def _check_shape(tree: Tree, nodes: list[Node]) -> None:
-    _require(not tree.touched, f"{len(tree.touched)} nodes are not settled")
-    _require(not tree.root.label and not tree.root.runs, "the root has blocks")
+    _require(tree.is_settled, "the tree is not settled")
+    root = tree.root
+    _require(not (root.label or root.full or root.some), "the root has blocks")
     _require(tree.nodes == len(nodes), f"{tree.nodes} nodes counted, {len(nodes)} found")
     hashes = [node.hash_at(at) for node in nodes for at in range(node.blocks)]
     _require(tree.blocks == len(hashes), f"{tree.blocks} blocks counted, {len(hashes)} found")
@@ -48,40 +54,53 @@ def _check_shape(tree: Tree, nodes: list[Node]) -> None:
             _require(child.parent is node, f"{child!r} does not hang on its parent")
             _require(child.first == key, f"{child!r} hangs under a key that is not its first block")
     for node in nodes:
-        _check_node(node, tree.label_blocks)
+        _check_node(node, tree.label_bytes)
 
 
-def _check_node(node: Node, label_blocks: int) -> None:
-    _require(0 < node.blocks <= label_blocks, f"{node!r} has a bad length")
+def _check_node(node: Node, label_bytes: int) -> None:
+    _require(0 < len(node.label) <= label_bytes, f"{node!r} has a bad length")
     _require(len(node.label) % HASH_BYTES == 0, f"{node!r} has a part of a hash")
-    reach = max((run.known.bit_length() for run in node.runs.values()), default=0)
-    _require(bool(node.children) or reach == node.blocks, f"nobody knows the end of {node!r}")
-    full = some = 0
-    for holder, run in node.runs.items():
-        _check_run(node, run)
-        leading = leading_ones(run.gpu)
-        full |= holder.bit if leading == node.blocks else 0
-        some |= holder.bit if 0 < leading < node.blocks else 0
-    _require(node.full == full, f"{node!r} has mask full {node.full:b}, should be {full:b}")
+    above = node.above
+    _require(node.start == above.start + above.blocks, f"{node!r} starts at {node.start}")
+    partial = node.partial or {}
+    some = sum(holder.bit for holder in partial)
     _require(node.some == some, f"{node!r} has mask some {node.some:b}, should be {some:b}")
+    _require(node.full & some == 0, f"{node!r} has holders both in full and in part")
+    _require(node.partial != {}, f"{node!r} has an empty map")
+    if not node.children and not node.full:
+        reach = max((holder.runs[node].end for holder in partial), default=0)
+        _require(reach == node.start + node.blocks, f"nobody knows the end of {node!r}")
 
 
-def _check_run(node: Node, run: Run) -> None:
-    _require(run.node is node, f"a run in {node!r} says it is in {run.node!r}")
-    _require(run.known > 0, f"an empty run in {node!r}")
-    _require(run.known.bit_length() <= node.blocks, f"a run is longer than {node!r}")
-    _require(run.gpu & ~run.known == 0, f"a run in {node!r} has blocks on the GPU it doesn't know")
-    _require(
-        len(run.names) == run.known.bit_length() * HASH_BYTES,
-        f"a run in {node!r} has {len(run.names)} bytes of names for {run.known:b}",
-    )
+def _check_runs(holdings: Holdings) -> None:
+    tails: dict[Run, Node] = {}
+    for node, run in holdings.runs.items():
+        _require(run.start <= node.start < run.end, f"a run does not reach {node!r}")
+        leading = min(run.leading(node.start - run.start), node.blocks)
+        counted = node.blocks if node.full & holdings.bit else (node.partial or {})[holdings]
+        _require(
+            counted == leading, f"{node!r} has {counted} for {holdings.rank}, should be {leading}"
+        )
+        if run not in tails or tails[run].start < node.start:
+            tails[run] = node
+    for run, tail in tails.items():
+        _require(run.node is tail, f"a run in {tail!r} says it ends in {run.node!r}")
+        _require(run.end <= tail.start + tail.blocks, f"a run is longer than {tail!r}")
+        last = len(run.names) // HASH_BYTES - 1
+        _require(run.is_known(last), f"a run in {tail!r} ends in a block that is gone")
+        _require(run.missing & run.lower == 0, f"a run in {tail!r} has what is missing")
+        node = tail
+        while node.start > run.start:
+            node = node.above
+            _require(holdings.runs.get(node) is run, f"a run skips {node!r}")
 
 
-def _check_holdings(holdings: Holdings, runs: list[Run]) -> None:
+def _check_holdings(holdings: Holdings) -> None:
     rank = holdings.rank
+    runs = list(dict.fromkeys(holdings.runs.values()))
     known = {name: run for run in runs for name in run.known_names()}
     _require(known == holdings.where, f"{rank} has other names in the tree than in its own map")
-    count = sum(run.known.bit_count() for run in runs)
+    count = sum(len(list(run.known_names())) for run in runs)
     _require(count == len(known), f"{rank} has a name at two places")
     aliases = {other: main for main, others in holdings.aliases.items() for other in others}
     _require(aliases == holdings.main_of, f"{rank} has aliases that don't fit")
@@ -91,7 +110,7 @@ def _check_holdings(holdings: Holdings, runs: list[Run]) -> None:
     _check_counts(holdings)
     for name, run in known.items():
         on_gpu = any(holdings.gpu_count(other) for other in holdings.names_of(name))
-        shown = bool(run.gpu >> run.position(name) & 1)
+        shown = not run.lower >> run.position(name) & 1
         _require(shown == on_gpu, f"{rank} block {name}: GPU bit {shown}, copies {on_gpu}")
 
 

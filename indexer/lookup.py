@@ -1,14 +1,14 @@
 """Walking the tree with a prompt's hashes: which holder ends where."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable
 from typing import NamedTuple
 
-from events import Tier
+from events import Tier, WorkerRank
 from indexer.groups import Window, usable_blocks
 from indexer.hashing import HASH_BYTES
 from indexer.holdings import Group, Holdings
 from indexer.model import Overlap
-from indexer.tree import Node, common, leading_ones, ones
+from indexer.tree import Node, common
 
 _LEVELS = ((Tier.GPU,), (Tier.GPU, Tier.CPU), (Tier.GPU, Tier.CPU, Tier.DISK))
 
@@ -37,36 +37,66 @@ def steps(root: Node, hashes: bytes) -> list[Step]:
     return path
 
 
-def gpu_ends(
-    path: list[Step], alive: int, by_bit: Mapping[int, Holdings]
-) -> Iterator[tuple[int, int]]:
-    """Masks of holders and how many leading blocks of the path each of them has on the GPU.
+class _Overlaps(dict[int, Overlap]):
+    """The overlap of so many GPU blocks; each is made once."""
 
-    `alive` are the holders that are asked for. Those without any block are left out.
+    def __missing__(self, blocks: int) -> Overlap:
+        made = self[blocks] = Overlap(blocks)
+        return made
+
+
+_overlaps = _Overlaps()
+
+
+def gpu_overlaps(
+    root: Node, hashes: bytes, alive: int, ranks_of: Callable[[int], dict[WorkerRank, None]]
+) -> dict[WorkerRank, Overlap]:
+    """How many leading blocks of a prompt each holder of the mask `alive` has on the GPU.
+
+    Those without any are left out. One step per node: whoever has all of it goes on.
     """
-    end = 0
-    for node, start, count in path:
-        lost = alive & ~node.full
-        if lost:
-            for bit in bits(lost & node.some):
-                yield bit, start + min(count, leading_ones(node.runs[by_bit[bit]].gpu))
-            gone = lost & ~node.some
-            if start and gone:
-                yield gone, start
-            alive ^= lost
+    found: dict[WorkerRank, Overlap] = {}
+    at = 0
+    children = root.children
+    while node := children.get(hashes[at : at + HASH_BYTES]):
+        label = node.label
+        size = len(label)
+        if not hashes.startswith(label, at):
+            size = common(label, 0, hashes, at) * HASH_BYTES
+        going_on = alive & node.full
+        if going_on != alive:
+            ended = alive ^ going_on
+            if ended & node.some:
+                _end_within(found, node, ended, at, size)
+                ended &= ~node.some
+            if ended and at:
+                found.update(dict.fromkeys(ranks_of(ended), _overlaps[at // HASH_BYTES]))
+            alive = going_on
             if not alive:
-                return
-        end = start + count
-    if end and alive:
-        yield alive, end
+                return found
+        at += size
+        if size < len(label):
+            break
+        children = node.children
+    if not at:
+        return found
+    rest = dict.fromkeys(ranks_of(alive), _overlaps[at // HASH_BYTES])
+    if not found:
+        return rest
+    found.update(rest)
+    return found
 
 
-def bits(mask: int) -> Iterator[int]:
-    """The set bits of a mask, each as a mask."""
-    while mask:
-        low = mask & -mask
-        yield low
-        mask ^= low
+def _end_within(
+    found: dict[WorkerRank, Overlap], node: Node, ended: int, at: int, size: int
+) -> None:
+    """Enter the holders that don't have all of a node; the prompt goes `size` bytes into it."""
+    start, most = at // HASH_BYTES, size // HASH_BYTES
+    for holder, leading in (node.partial or {}).items():
+        if ended & holder.bit:
+            blocks = start + min(leading, most)
+            if blocks:
+                found[holder.rank] = _overlaps[blocks]
 
 
 def overlap(path: list[Step], holdings: Holdings) -> Overlap:
@@ -84,12 +114,15 @@ class _View:
         self._known = self._gpu = 0
         parts = []
         for node, start, count in path:
-            run = node.runs.get(holdings)
-            names = run.names[: count * HASH_BYTES] if run is not None else b""
-            parts.append(names.ljust(count * HASH_BYTES, b"\0"))
+            run = holdings.runs.get(node)
+            names = b""
             if run is not None:
-                self._known |= (run.known & ones(count)) << start
-                self._gpu |= (run.gpu & ones(count)) << start
+                at = node.start - run.start
+                names = run.names[at * HASH_BYTES : (at + count) * HASH_BYTES]
+                known = run.known(at, count)
+                self._known |= known << start
+                self._gpu |= (known & ~(run.lower >> at)) << start
+            parts.append(names.ljust(count * HASH_BYTES, b"\0"))
         self._names = b"".join(parts)
 
     def usable(self, tiers: tuple[Tier, ...]) -> int:
@@ -99,7 +132,7 @@ class _View:
         return usable_blocks(self._leading(tiers), [self._window(group, tiers) for group in groups])
 
     def _leading(self, tiers: tuple[Tier, ...]) -> int:
-        at = leading_ones(self._gpu)
+        at = (~self._gpu & (self._gpu + 1)).bit_length() - 1
         while self._known >> at & 1 and (
             self._gpu >> at & 1 or self._holdings.is_on(self._main_name(at), tiers)
         ):

@@ -8,9 +8,9 @@ One thread uses an index at a time: nothing here waits, and no match sees half a
 """
 
 from events import (
-    BlocksCleared,
     BlocksRemoved,
     BlocksStored,
+    EngineHash,
     EventBatch,
     GroupKind,
     Tier,
@@ -19,7 +19,7 @@ from events import (
 from indexer.hashing import HASH_BYTES, chain
 from indexer.holdings import Group, Holdings, to_name, to_names
 from indexer.invariants import check_index
-from indexer.lookup import Step, bits, gpu_ends, overlap, steps
+from indexer.lookup import gpu_overlaps, overlap, steps
 from indexer.model import Applied, IgnoreCause, IndexStats, Overlap, ResyncCause
 from indexer.origin import extras, origin
 from indexer.tree import LABEL_BLOCKS, Node, Tree
@@ -36,7 +36,6 @@ class RadixIndex:
     def __init__(self, *, label_blocks: int = LABEL_BLOCKS) -> None:
         self._tree = Tree(label_blocks)
         self._holdings: dict[WorkerRank, Holdings] = {}
-        self._by_bit: dict[int, Holdings] = {}
         self._plain = 0  # mask of the ranks whose GPU blocks are the whole story
         self._ranks_of_mask: dict[int, dict[WorkerRank, None]] = {}
 
@@ -47,14 +46,28 @@ class RadixIndex:
         holdings = self._of(rank)
         applied = Applied()
         stored: list[bytes] = []
+        evicted: list[EngineHash] = []  # by the events just before: engines name one block in each
         for event in batch.events:
-            if isinstance(event, BlocksStored):
-                self._store(holdings, event, applied, stored)
-            elif isinstance(event, BlocksRemoved):
-                _remove(holdings, event, applied)
-            elif isinstance(event, BlocksCleared):
+            if type(event) is BlocksRemoved:
+                if event.tier is Tier.GPU and event.group == holdings.main_group:
+                    evicted += event.block_hashes
+                else:
+                    _remove(holdings, event, applied)
+                continue
+            if evicted:
+                _evict(holdings, evicted, applied)
+                evicted = []
+            if type(event) is BlocksStored:
+                if decoded := _decode(holdings, event):
+                    applied.stored_blocks += 1
+                    stored.append(decoded)
+                else:
+                    self._store(holdings, event, applied, stored)
+            else:
                 holdings.clear()
                 applied.cleared += 1
+        if evicted:
+            _evict(holdings, evicted, applied)
         applied.stored = b"".join(stored)
         applied.resync = _doubt(holdings)
         self._settle(holdings)
@@ -99,7 +112,7 @@ class RadixIndex:
         node, start, previous = behind
         hashes = event.hashes or chain(previous, event.token_ids, event.block_size, extras(event))
         at = 0
-        for span in self._tree.place(node, start, hashes, holdings):
+        for span in self._tree.place(node, start, hashes, holdings.bit):
             holdings.store(span, names[at : at + span.blocks], event.tier)
             at += span.blocks
         applied.stored_blocks += at
@@ -117,21 +130,20 @@ class RadixIndex:
         return node, position + 1, node.hash_at(position)
 
     def _settle(self, holdings: Holdings, *, join: bool = True) -> None:
-        self._tree.settle(holdings, join=join)
-        self._plain &= ~holdings.bit
+        if not self._tree.is_settled:
+            self._tree.settle(join=join)
         if holdings.is_plain:
             self._plain |= holdings.bit
+        else:
+            self._plain &= ~holdings.bit
 
     # Life of a rank
 
     def _of(self, rank: WorkerRank) -> Holdings:
         holdings = self._holdings.get(rank)
         if holdings is None:
-            used = sum(self._by_bit)
-            bit = ~used & (used + 1)  # the lowest one that is free
-            holdings = Holdings(rank, bit, self._tree.touched)
-            self._holdings[rank] = self._by_bit[bit] = holdings
-            self._plain |= bit
+            holdings = self._holdings[rank] = Holdings(rank, self._tree)
+            self._plain |= holdings.bit
         return holdings
 
     def clear(self, rank: WorkerRank) -> None:
@@ -145,9 +157,9 @@ class RadixIndex:
         """Forget a worker and all of its ranks."""
         for rank in [rank for rank in self._holdings if rank.worker == name]:
             self.clear(rank)
-            bit = self._holdings.pop(rank).bit
-            del self._by_bit[bit]
-            self._plain &= ~bit
+            holdings = self._holdings.pop(rank)
+            self._tree.remove(holdings)
+            self._plain &= ~holdings.bit
         self._ranks_of_mask.clear()
 
     def set_capacity(self, rank: WorkerRank, blocks: int | None) -> None:
@@ -163,19 +175,13 @@ class RadixIndex:
         cache hit can cover. Costs a step per node of the path and per place where ranks end; ranks
         with several tiers or groups are looked at one by one.
         """
-        path = steps(self._tree.root, hashes)
-        found: dict[WorkerRank, Overlap] = {}
-        for mask, blocks in gpu_ends(path, self._plain, self._by_bit):
-            alone = self._by_bit.get(mask)
-            if alone is not None:
-                found[alone.rank] = Overlap(blocks)
-            else:
-                found.update(dict.fromkeys(self._ranks(mask), Overlap(blocks)))
+        found = gpu_overlaps(self._tree.root, hashes, self._plain, self._ranks)
         if len(self._holdings) > self._plain.bit_count():
-            found.update(self._special_overlaps(path))
+            found.update(self._special_overlaps(hashes))
         return found
 
-    def _special_overlaps(self, path: list[Step]) -> dict[WorkerRank, Overlap]:
+    def _special_overlaps(self, hashes: bytes) -> dict[WorkerRank, Overlap]:
+        path = steps(self._tree.root, hashes)
         special = (holdings for holdings in self._holdings.values() if not holdings.is_plain)
         overlaps = ((holdings.rank, overlap(path, holdings)) for holdings in special)
         return {rank: blocks for rank, blocks in overlaps if blocks.total}
@@ -184,7 +190,7 @@ class RadixIndex:
         """The ranks of a mask, remembered: the same prefixes are asked for again and again."""
         ranks = self._ranks_of_mask.get(mask)
         if ranks is None:
-            ranks = {self._by_bit[bit].rank: None for bit in bits(mask)}
+            ranks = {holder.rank: None for holder in self._tree.holders_of(mask)}
             if len(self._ranks_of_mask) >= _REMEMBERED_MASKS:
                 self._ranks_of_mask.clear()
             self._ranks_of_mask[mask] = ranks
@@ -216,7 +222,33 @@ class RadixIndex:
 
     def check(self) -> None:
         """Raise InvariantError if anything contradicts anything. Slow: for tests and doubt."""
-        check_index(self._tree, self._by_bit, self._plain)
+        check_index(self._tree, self._holdings.values(), self._plain)
+
+
+def _decode(holdings: Holdings, event: BlocksStored) -> bytes:
+    """Apply the commonest event, one more block of a request that decodes, and return its hash.
+
+    Returns nothing, and does nothing, where the event is another one.
+    """
+    if len(event.block_hashes) != 1 or event.group != holdings.main_group:
+        return b""
+    (name,), parent, size = event.block_hashes, event.parent, event.block_size
+    if (
+        type(name) is not int
+        or type(parent) is not int
+        or size != holdings.block_size
+        or len(event.token_ids) != size
+        or event.tier is not Tier.GPU
+        or (event.extra_keys is not None and any(event.extra_keys))
+    ):
+        return b""
+    return holdings.decode(name, parent, event.token_ids)
+
+
+def _evict(holdings: Holdings, evicted: list[EngineHash], applied: Applied) -> None:
+    removed = holdings.evict(to_names(evicted))
+    applied.removed_blocks += removed
+    applied.unknown_removed += len(evicted) - removed
 
 
 def _is_beside_main(holdings: Holdings, event: BlocksStored) -> bool:

@@ -4,106 +4,73 @@ A node stands for a run of blocks that always follow one another. Its label is t
 their hashes, so that matching a whole run is one comparison of bytes. All namespaces share one root
 with an empty label: the first hash of a path already differs between them.
 
-A holder (one worker rank) has one `Run` in each node of which it knows blocks: the engine's names
-of those blocks and two bitmaps over the label. Where the label is cut, each run is cut with it;
-`Holder.where` finds the run of a name, and a search in the run's names finds the position, so that
-a cut re-points the names of the shorter side only.
+A node knows its holders (worker ranks) in two forms that answer a match at once: `full` is a bit
+mask of those with every block of the label on the GPU; `partial` has all others, each with how many
+leading blocks it has there. So a match costs a step per node and one per holder that ends, whatever
+the number of blocks.
 
-Two bit masks per node answer most of a match: `full` (holders with every block of the label on the
-GPU) and `some` (holders with at least the first one, but not all). They are derived from the runs.
+A holder's names for its blocks are in its `Run`s, one for each node that it has blocks in. A run
+goes on through several nodes, so a cut only enters the holders in the new node.
 
-Changes come in two steps. While a batch is applied, runs and labels change and every node that
-they change in is noted in `touched`; `settle` then derives the masks anew, trims labels that nobody
-reaches the end of, detaches what is empty and joins what needs no branch any more. In between, dead
-nodes may stand around, but no block is at a wrong place.
+A leaf grows in place where that takes the full label from one other holder at most: decoding adds
+one block at a time, and ranks that end at depths of their own share long labels. A node is joined
+with its only child when the same holders have both in full and their runs go through.
 
-Nodes know their parent, and runs their node: cycles, but ones that are cut whenever a node leaves
-the tree, so that nothing is left to the garbage collector.
+While a batch is applied, labels may be longer than anyone reaches and nodes may be empty, but no
+block is at a wrong place; `settle` then trims, detaches and joins what has lost blocks.
+
+Nodes know their parent: cycles, but ones that are cut when a node leaves the tree, so that nothing
+is left to the garbage collector.
 """
 
-import struct
-from collections.abc import Iterator
-from typing import NamedTuple, Protocol
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import compress
+from typing import NamedTuple, Protocol, TypeVar, cast
 
+from events import WorkerRank
 from indexer.hashing import HASH_BYTES
+from indexer.run import Run
+
+T = TypeVar("T")
 
 LABEL_BLOCKS = 128
-"""The longest label by default. It bounds what a cut costs, and the size of the bitmaps."""
-
-JOIN_BUDGET = 4096
-"""Names that joining two nodes may re-point at most; dearer pairs stay two nodes."""
-
-
-class Run:
-    """What one holder knows of one node's blocks.
-
-    `known` has a bit for each position whose block the holder has on any tier, `gpu` for those on
-    the GPU. `names` has the engine's name (8 bytes) of each position up to the last known one; at
-    positions that are not known it means nothing.
-    """
-
-    __slots__ = ("gpu", "known", "names", "node")
-
-    def __init__(self, node: "Node") -> None:
-        self.node = node
-        self.names = b""
-        self.known = 0
-        self.gpu = 0
-
-    def position(self, name: int) -> int:
-        """Where in the label the block of this name stands; it must be known."""
-        wanted = name.to_bytes(HASH_BYTES, "big")
-        at = self.names.find(wanted)
-        while at % HASH_BYTES or not self.known >> at // HASH_BYTES & 1:
-            at = self.names.find(wanted, at + 1)
-            if at < 0:
-                raise LookupError(f"block {name} is not in the run that should have it")
-        return at // HASH_BYTES
-
-    def name_at(self, position: int) -> int:
-        """The name at a known position."""
-        at = position * HASH_BYTES
-        return int.from_bytes(self.names[at : at + HASH_BYTES], "big")
-
-    def write(self, start: int, names: bytes) -> None:
-        """Put names at the positions from `start` on and mark them as known."""
-        at = start * HASH_BYTES
-        behind = self.names[at + len(names) :]
-        self.names = self.names[:at].ljust(at, b"\0") + names + behind
-        self.known |= ones(len(names) // HASH_BYTES) << start
-
-    def trim(self) -> None:
-        """Drop the names behind the last known position."""
-        self.names = self.names[: self.known.bit_length() * HASH_BYTES]
-
-    def known_names(self) -> Iterator[int]:
-        """The names of all known positions."""
-        count = len(self.names) // HASH_BYTES
-        names = struct.unpack(f">{count}Q", self.names)
-        if self.known == ones(count):
-            return iter(names)
-        return (name for at, name in enumerate(names) if self.known >> at & 1)
+"""The longest label by default: it bounds what growing and cutting copy."""
 
 
 class Holder(Protocol):
-    """What the tree needs of a worker rank's holdings."""
+    """What the tree needs of a worker rank's holdings: its bit, and its run in each node."""
 
+    rank: WorkerRank
     bit: int
-    where: dict[int, Run]
+    runs: "dict[Node, Run]"
+
+
+_NO_CHILDREN: "dict[bytes, Node]" = {}  # what leaves share; never written to
 
 
 class Node:
-    """A run of blocks, its holders, and the branches behind its last block."""
+    """A run of blocks, its holders, and the branches behind its last block.
 
-    __slots__ = ("children", "full", "label", "parent", "runs", "some")
+    `start` is the depth of the first block; `some` is the mask of the holders in `partial`.
+    """
 
-    def __init__(self, label: bytes, parent: "Node | None") -> None:
+    __slots__ = ("children", "full", "label", "parent", "partial", "some", "start")
+
+    def __init__(self, label: bytes, parent: "Node | None", start: int) -> None:
         self.label = label
         self.parent = parent
-        self.children: dict[bytes, Node] = {}
-        self.runs: dict[Holder, Run] = {}
+        self.start = start
+        self.children = _NO_CHILDREN
         self.full = 0
         self.some = 0
+        self.partial: dict[Holder, int] | None = None
+
+    @property
+    def above(self) -> "Node":
+        """The parent of a node that is in the tree."""
+        if self.parent is None:
+            raise LookupError("this node has nothing above it")
+        return self.parent
 
     @property
     def first(self) -> bytes:
@@ -119,26 +86,32 @@ class Node:
         """The hash of the block at a position."""
         return self.label[position * HASH_BYTES : (position + 1) * HASH_BYTES]
 
-    def run_of(self, holder: Holder) -> Run:
-        """The holder's run, made if there is none."""
-        run = self.runs.get(holder)
-        if run is None:
-            run = self.runs[holder] = Run(self)
-        return run
-
-    def derive_masks(self, holder: Holder) -> None:
-        """Bring the masks up to date with what the holder's run says."""
-        run = self.runs.get(holder)
-        leading = leading_ones(run.gpu) if run is not None else 0
+    def show(self, holder: Holder, run: Run) -> None:
+        """Make the node say of a holder what its run here says."""
+        leading = run.leading(self.start - run.start)
+        if leading >= self.blocks:
+            if not self.full & holder.bit:
+                self.forget(holder)
+                self.full |= holder.bit
+            return
         self.full &= ~holder.bit
-        self.some &= ~holder.bit
-        if leading == self.blocks:
-            self.full |= holder.bit
-        elif leading:
-            self.some |= holder.bit
+        self.some |= holder.bit
+        if self.partial is None:
+            self.partial = {}
+        self.partial[holder] = leading
+
+    def forget(self, holder: Holder) -> None:
+        """The holder has nothing here."""
+        self.full &= ~holder.bit
+        if self.partial is not None and self.some & holder.bit:
+            self.some ^= holder.bit
+            del self.partial[holder]
+            if not self.partial:
+                self.partial = None
 
     def __repr__(self) -> str:
-        return f"<Node {self.blocks} blocks, {len(self.runs)} holders, {len(self.children)} behind>"
+        holders = (self.full | self.some).bit_count()
+        return f"<Node {self.blocks} blocks, {holders} holders, {len(self.children)} behind>"
 
 
 class Span(NamedTuple):
@@ -152,20 +125,46 @@ class Span(NamedTuple):
 class Tree:
     """Places for chains of blocks; see the module's text for the rules.
 
-    `label_blocks` is the longest label. Longer runs are several nodes.
+    `label_blocks` is the longest label. Longer runs of blocks are several nodes.
     """
 
     def __init__(self, label_blocks: int = LABEL_BLOCKS) -> None:
-        self.label_blocks = label_blocks
-        self.root = Node(b"", None)
+        self.label_bytes = label_blocks * HASH_BYTES
+        self.root = Node(b"", None, 0)
+        self.holders: list[Holder | None] = []  # by the number of their bit
         self.nodes = 0
         self.blocks = 0
-        self.touched: dict[Node, bool] = {}  # whether blocks went from it
+        self._shrunk: dict[Node, None] = {}
 
-    def place(self, node: Node, start: int, hashes: bytes, holder: Holder) -> list[Span]:
+    @property
+    def is_settled(self) -> bool:
+        """Whether there is nothing to tidy up."""
+        return not self._shrunk
+
+    def add(self, holder: Holder) -> int:
+        """Enter a holder; returns the bit that is its own from now on."""
+        if None in self.holders:
+            number = self.holders.index(None)
+            self.holders[number] = holder
+        else:
+            number = len(self.holders)
+            self.holders.append(holder)
+        return 1 << number
+
+    def remove(self, holder: Holder) -> None:
+        """A holder that has no blocks any more goes; its bit may become another's."""
+        self.holders[holder.bit.bit_length() - 1] = None
+
+    def holders_of(self, mask: int) -> Iterator[Holder]:
+        """The holders of a mask."""
+        return cast("Iterator[Holder]", select(self.holders, mask))
+
+    # Growing
+
+    def place(self, node: Node, start: int, hashes: bytes, bit: int) -> list[Span]:
         """The places of blocks that follow position `start - 1` of `node`, made where missing.
 
-        The caller gives the holder's run names at these places before it settles the tree.
+        The caller enters the holder of that bit there.
         """
         spans: list[Span] = []
         at = 0
@@ -178,101 +177,132 @@ class Tree:
             if same:
                 spans.append(Span(node, start, same))
             if at == len(hashes):
-                break
+                return spans
             child = node.children.get(hashes[at : at + HASH_BYTES])
             if child is None:
-                spans += self._append(node, hashes[at:], holder)
-                break
+                spans += self._append(node, hashes[at:], bit)
+                return spans
             node, start = child, 0
-        for span in spans:
-            self.touched.setdefault(span.node, False)
-        return spans
 
-    def _append(self, node: Node, hashes: bytes, holder: Holder) -> Iterator[Span]:
-        """New places behind the last block of `node`.
-
-        A leaf that nobody else is in grows in place: decoding adds one block at a time.
-        """
-        if holder in node.runs and len(node.runs) == 1 and not node.children:
-            room = self.label_blocks - node.blocks
-            grown, hashes = hashes[: room * HASH_BYTES], hashes[room * HASH_BYTES :]
+    def _append(self, node: Node, hashes: bytes, bit: int) -> Iterator[Span]:
+        """New places behind the last block of `node`."""
+        others = node.full & ~bit
+        if not node.children and not others & (others - 1) and node.parent is not None:
+            room = self.label_bytes - len(node.label)
+            grown, hashes = hashes[:room], hashes[room:]
             if grown:
-                yield Span(node, node.blocks, len(grown) // HASH_BYTES)
-                node.label += grown
-                self.blocks += len(grown) // HASH_BYTES
-        width = self.label_blocks * HASH_BYTES
-        for at in range(0, len(hashes), width):
-            node = self._add_leaf(node, hashes[at : at + width])
+                yield self._grow(node, grown, others)
+        for at in range(0, len(hashes), self.label_bytes):
+            node = self._add_leaf(node, hashes[at : at + self.label_bytes])
             yield Span(node, 0, node.blocks)
 
+    def _grow(self, leaf: Node, hashes: bytes, others: int) -> Span:
+        """Lengthen a leaf; `others` had it in full and don't have what is new."""
+        span = Span(leaf, leaf.blocks, len(hashes) // HASH_BYTES)
+        leaf.label += hashes
+        self.blocks += span.blocks
+        if others:
+            for holder in self.holders_of(others):
+                leaf.show(holder, holder.runs[leaf])
+        return span
+
     def _add_leaf(self, parent: Node, label: bytes) -> Node:
-        leaf = Node(label, parent)
+        leaf = Node(label, parent, parent.start + parent.blocks)
+        if not parent.children:
+            parent.children = {}
         parent.children[leaf.first] = leaf
         self.nodes += 1
         self.blocks += leaf.blocks
         return leaf
 
     def _cut(self, node: Node, at: int) -> Node:
-        """Cut a node in two before position `at`; the upper part is new and returned."""
-        parent = node.parent
-        if parent is None:
-            raise LookupError("only a node in the tree can be cut")
-        upper = parent.children[node.first] = Node(node.label[: at * HASH_BYTES], parent)
+        """Cut a node in two before position `at`; the upper part is new and returned.
+
+        The lower part stays what it was to the runs that end in it and to the nodes behind it.
+        """
+        parent = node.above
+        upper = parent.children[node.first] = Node(
+            node.label[: at * HASH_BYTES], parent, node.start
+        )
         node.label = node.label[at * HASH_BYTES :]
         node.parent = upper
-        upper.children[node.first] = node
-        upper.full = node.full
-        runs, node.runs = node.runs, {}
-        for holder, run in runs.items():
-            _cut_run(holder, run, upper, node, at)
-            if not node.full & holder.bit:
-                upper.derive_masks(holder)
-                node.derive_masks(holder)
+        node.start += at
+        upper.children = {node.first: node}
         self.nodes += 1
-        self.touched[upper] = self.touched.get(node, False)
-        self.touched.setdefault(node, False)
+        upper.full = node.full
+        for holder in self.holders_of(node.full):
+            holder.runs[upper] = holder.runs[node]
+        for holder in list(node.partial or ()):
+            run = holder.runs[upper] = holder.runs[node]
+            upper.show(holder, run)
+            if run.end > node.start:
+                node.show(holder, run)
+            else:
+                self._leave(node, holder)
+                run.node = upper
         return upper
 
-    def settle(self, holder: Holder, *, join: bool = True) -> None:
-        """Derive what depends on the holder's runs in all touched nodes, and tidy them up."""
-        for node in self.touched:
-            run = node.runs.get(holder)
-            if run is not None and not run.known:
-                del node.runs[holder]
-            elif run is not None:
-                run.trim()
-            node.derive_masks(holder)
-        for node, shrunk in self.touched.items():
-            if shrunk:
-                self._tidy(node, join=join)
-        self.touched.clear()
+    # Shrinking
+
+    def _leave(self, node: Node, holder: Holder) -> None:
+        node.forget(holder)
+        del holder.runs[node]
+
+    def retreat(self, holder: Holder, run: Run) -> None:
+        """A run became shorter: its holder leaves the nodes that the run does not reach any more.
+
+        An empty run leaves all of its nodes.
+        """
+        node, end = run.node, run.end
+        while node.start >= end and node.parent is not None:
+            self._leave(node, holder)
+            self._shrunk[node] = None
+            node = node.parent
+        if run.names:
+            run.node = node
+            node.show(holder, run)
+            self._shrunk[node] = None
+
+    def leave_all(self, holder: Holder) -> None:
+        """The holder has no blocks any more."""
+        for node in holder.runs:
+            node.forget(holder)
+        self._shrunk.update(dict.fromkeys(holder.runs))
+        holder.runs = {}
+
+    def settle(self, *, join: bool = True) -> None:
+        """Tidy up the nodes that have lost blocks since the last time."""
+        for node in self._shrunk:
+            self._tidy(node, join=join)
+        self._shrunk.clear()
 
     def _tidy(self, node: Node, *, join: bool) -> None:
         """Detach or trim a leaf that nobody needs to its end; join a node with its only child."""
-        while node.parent is not None and not node.children:
-            reach = max((run.known.bit_length() for run in node.runs.values()), default=0)
-            if reach:
-                self._shorten(node, reach)
+        while not node.children and node.parent is not None:
+            if node.full:
+                return
+            if node.partial:
+                self._shorten(node, node.partial)
                 return
             node = self._detach(node)
-        if join and node.parent is not None and len(node.children) == 1:
+        if join and len(node.children) == 1 and node.parent is not None:
             (child,) = node.children.values()
             if self._can_join(node, child):
                 self._join(node, child)
 
-    def _shorten(self, node: Node, blocks: int) -> None:
-        if blocks == node.blocks:
-            return
-        self.blocks -= node.blocks - blocks
-        node.label = node.label[: blocks * HASH_BYTES]
-        for holder in node.runs:
-            node.derive_masks(holder)
+    def _shorten(self, leaf: Node, partial: Iterable[Holder]) -> None:
+        """Cut off what is behind the last block that somebody has."""
+        runs = {holder: holder.runs[leaf] for holder in partial}
+        reach = max(run.end for run in runs.values()) - leaf.start
+        if reach < leaf.blocks:
+            self.blocks -= leaf.blocks - reach
+            leaf.label = leaf.label[: reach * HASH_BYTES]
+            for holder, run in runs.items():
+                leaf.show(holder, run)
 
     def _detach(self, node: Node) -> Node:
         """Take an empty leaf out of the tree; returns what it hung on."""
-        parent = node.parent
-        if parent is None:
-            raise LookupError("only a node in the tree can be detached")
+        parent = node.above
         del parent.children[node.first]
         node.parent = None
         self.nodes -= 1
@@ -280,54 +310,37 @@ class Tree:
         return parent
 
     def _can_join(self, node: Node, child: Node) -> bool:
-        """Whether the same holders have both nodes in full, and joining them is cheap."""
-        shorter = min(node.blocks, child.blocks)
+        """Whether the same holders have both nodes in full, each in one run."""
         return (
-            node.blocks + child.blocks <= self.label_blocks
-            and node.full == child.full
-            and node.full.bit_count() == len(node.runs) == len(child.runs)
-            and shorter * len(node.runs) <= JOIN_BUDGET
+            node.full == child.full
+            and not node.some
+            and not child.some
+            and len(node.label) + len(child.label) <= self.label_bytes
+            and all(
+                holder.runs[node] is holder.runs[child] for holder in self.holders_of(node.full)
+            )
         )
 
     def _join(self, node: Node, child: Node) -> None:
-        """Make one node of a node and its only child; the child stays, as it has the branches."""
-        for holder, lower in child.runs.items():
-            child.runs[holder] = _join_runs(holder, node.runs[holder], lower, node.blocks)
+        """Make one node of a node and its only child; the child stays, as runs end in it."""
+        for holder in self.holders_of(node.full):
+            del holder.runs[node]
+        parent = node.above
         child.label = node.label + child.label
-        child.parent = node.parent
-        if child.parent is not None:
-            child.parent.children[child.first] = child
+        child.start = node.start
+        child.parent = parent
+        parent.children[child.first] = child
         node.parent = None
-        node.children.clear()
-        node.runs.clear()
+        node.children = _NO_CHILDREN
         self.nodes -= 1
 
 
-def _cut_run(holder: Holder, run: Run, upper: Node, lower: Node, at: int) -> None:
-    """Share a run out to the two parts of its node; the fuller part keeps the object."""
-    head, tail = Run(upper), Run(lower)
-    head.known, tail.known = run.known & ones(at), run.known >> at
-    head.gpu, tail.gpu = run.gpu & ones(at), run.gpu >> at
-    head.names, tail.names = run.names[: at * HASH_BYTES], run.names[at * HASH_BYTES :]
-    head.trim()
-    keep_head = head.known.bit_count() >= tail.known.bit_count()
-    kept, moved = (head, tail) if keep_head else (tail, head)
-    if moved.known:
-        moved.node.runs[holder] = moved
-        holder.where.update(dict.fromkeys(moved.known_names(), moved))
-    run.node, run.names, run.known, run.gpu = kept.node, kept.names, kept.known, kept.gpu
-    run.node.runs[holder] = run
+_TO_BITS = bytes.maketrans(b"01", b"\0\1")
 
 
-def _join_runs(holder: Holder, upper: Run, lower: Run, at: int) -> Run:
-    """One run of two; the longer one keeps its object, and all its names their place."""
-    kept, moved = (upper, lower) if at > len(lower.names) // HASH_BYTES else (lower, upper)
-    holder.where.update(dict.fromkeys(moved.known_names(), kept))
-    kept.names = upper.names + lower.names
-    kept.known = upper.known | lower.known << at
-    kept.gpu = upper.gpu | lower.gpu << at
-    kept.node = lower.node
-    return kept
+def select(things: Sequence[T], mask: int) -> Iterator[T]:
+    """The things at the places of the mask's bits, by way of the mask's digits: no step per bit."""
+    return compress(things, f"{mask:b}"[::-1].encode().translate(_TO_BITS))
 
 
 def common(label: bytes, start: int, hashes: bytes, at: int) -> int:
@@ -343,13 +356,3 @@ def common(label: bytes, start: int, hashes: bytes, at: int) -> int:
         else:
             high = middle
     return low
-
-
-def ones(count: int) -> int:
-    """The lowest `count` bits set."""
-    return (1 << count) - 1
-
-
-def leading_ones(bits: int) -> int:
-    """How many of the lowest bits are set without a gap."""
-    return (~bits & (bits + 1)).bit_length() - 1

@@ -11,7 +11,8 @@ slower, but one bad event never costs its neighbours.
 Fields that say nothing about residency (`locality`, `ownership`, `session_id`, ...) are ignored.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
@@ -82,7 +83,6 @@ class _ClearedArray(Struct, array_like=True, tag="AllBlocksCleared", gc=False): 
 
 _MapEvent: TypeAlias = _StoredMap | _RemovedMap | _ClearedMap
 _ArrayEvent: TypeAlias = _StoredArray | _RemovedArray | _ClearedArray
-_WireEvent: TypeAlias = _MapEvent | _ArrayEvent
 
 
 class _MapBatch(Struct, array_like=True, gc=False):
@@ -168,7 +168,9 @@ def decode_batch(payload: bytes) -> EventBatch:
 
 
 def _typed(wire: _MapBatch | _ArrayBatch) -> EventBatch:
-    return EventBatch(wire.ts, [_event(event) for event in wire.events], wire.dp_rank)
+    return EventBatch(
+        wire.ts, [_EVENT_OF[type(event)](event) for event in wire.events], wire.dp_rank
+    )
 
 
 def _event_by_event(payload: bytes) -> EventBatch:
@@ -180,7 +182,8 @@ def _event_by_event(payload: bytes) -> EventBatch:
     skipped: dict[SkipCause, int] = {}
     for raw in wire.events:
         try:
-            events.append(_event(_loosely(raw)))
+            wire_event = _loosely(raw)
+            events.append(_EVENT_OF[type(wire_event)](wire_event))
         except _UnusableEventError as error:
             skipped[error.cause] = skipped.get(error.cause, 0) + 1
     return EventBatch(wire.ts, events, _rank(wire.dp_rank), skipped)
@@ -232,37 +235,55 @@ def _wrap(value: Any) -> Any:
     return value + 2**64 if type(value) is int and value < 0 else value
 
 
-def _event(wire: _WireEvent) -> Event:
-    if isinstance(wire, _StoredFields):
-        return _stored(wire)
-    if isinstance(wire, _RemovedFields):
-        return BlocksRemoved(
-            block_hashes=wire.block_hashes, tier=_tier(wire.medium), group=wire.group_idx or 0
-        )
+def _cleared(_wire: Any) -> BlocksCleared:
     return _CLEARED
 
 
-def _stored(wire: _StoredFields) -> BlocksStored:
+def _removed(wire: Any) -> BlocksRemoved:
+    tier = _TIERS.get(wire.medium)
+    if tier is None:
+        raise _UnusableEventError(SkipCause.BAD_FIELD)
+    return BlocksRemoved(block_hashes=wire.block_hashes, tier=tier, group=wire.group_idx or 0)
+
+
+def _stored(wire: Any) -> BlocksStored:
+    window = wire.kv_cache_spec_sliding_window
+    tier, group, kind = _cache_of(wire.medium, wire.group_idx, wire.kv_cache_spec_kind, window)
     return BlocksStored(
         block_hashes=wire.block_hashes,
         parent=wire.parent_block_hash,
         token_ids=wire.token_ids,
         block_size=wire.block_size,
-        tier=_tier(wire.medium),
+        tier=tier,
         lora_name=wire.lora_name if wire.lora_id is None else _lora_name(wire),
         extra_keys=wire.extra_keys,
-        group=wire.group_idx or 0,
-        group_kind=_group_kind(wire),
-        sliding_window=wire.kv_cache_spec_sliding_window,
+        group=group,
+        group_kind=kind,
+        sliding_window=window,
     )
 
 
-def _tier(medium: str | None) -> Tier:
-    try:
-        return _TIERS[medium]
-    except KeyError:
+# By the shape's own class: a step less than asking an event what it is.
+_EVENT_OF: dict[type, Callable[[Any], Event]] = {
+    _StoredMap: _stored,
+    _StoredArray: _stored,
+    _RemovedMap: _removed,
+    _RemovedArray: _removed,
+    _ClearedMap: _cleared,
+    _ClearedArray: _cleared,
+}
+
+
+@lru_cache(maxsize=1024)  # an engine has a handful, and repeats them in each event
+def _cache_of(
+    medium: str | None, group_idx: int | None, kind: str | None, window: int | None
+) -> tuple[Tier, int, GroupKind]:
+    """The cache that an event speaks of: where it is, its group's number, and what that means."""
+    tier = _TIERS.get(medium)
+    if tier is None:
         # A guess could delete or claim GPU blocks.
-        raise _UnusableEventError(SkipCause.BAD_FIELD) from None
+        raise _UnusableEventError(SkipCause.BAD_FIELD)
+    return tier, group_idx or 0, _group_kind(group_idx, kind, window)
 
 
 def _lora_name(wire: _StoredFields) -> str:
@@ -273,17 +294,16 @@ def _lora_name(wire: _StoredFields) -> str:
     return f"#lora_id={wire.lora_id}" if wire.lora_name is None else wire.lora_name
 
 
-def _group_kind(wire: _StoredFields) -> GroupKind:
+def _group_kind(group_idx: int | None, kind: str | None, window: int | None) -> GroupKind:
     """What the group's blocks say; a window of unknown length says nothing.
 
     Before 0.22 engines don't name the kind: then group 0 is taken for the one full group that
     all but hybrid models have.
     """
-    kind = wire.kv_cache_spec_kind
     if kind is None:
-        return GroupKind.OPAQUE if wire.group_idx else GroupKind.FULL
+        return GroupKind.OPAQUE if group_idx else GroupKind.FULL
     known = _KINDS.get(kind, GroupKind.OPAQUE)
-    if known is GroupKind.SLIDING and not wire.kv_cache_spec_sliding_window:
+    if known is GroupKind.SLIDING and not window:
         return GroupKind.OPAQUE
     return known
 

@@ -625,7 +625,7 @@ def test_a_contradiction_is_told_with_its_place(bench: Bench) -> None:
     bench.apply(W1, stored(NAMES[:3]))
     (node,) = bench.index._tree.root.children.values()
     node.full = 0
-    with pytest.raises(InvariantError, match=r"3 blocks, 1 holders.*should be 1"):
+    with pytest.raises(InvariantError, match="nobody knows the end of <Node 3 blocks"):
         bench.index.check()
 
 

@@ -1,0 +1,395 @@
+"""The index's table: matching, applying, removing, branching off, memory, pauses.
+
+    python bench/micro/index.py [--rounds 9] [--seed 1] [--only match apply ...]
+
+Where `ai-dynamo-runtime` is installed, its `RadixTree` does the same work in the same run, in
+turns with ours. Times are CPU time of the process, all threads; each figure is the median and the
+minimum over the rounds. Prints a table to stderr and one JSON object to stdout.
+"""
+
+import argparse
+import gc
+import json
+import platform
+import random
+import statistics
+import subprocess
+import sys
+import time
+import tracemalloc
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from index_cases import (
+    Chain,
+    Prompt,
+    Rival,
+    load_rival,
+    ours_of,
+    stored,
+)
+
+from events import (
+    BlocksCleared,
+    BlocksRemoved,
+    Event,
+    EventBatch,
+    WorkerRank,
+    decode_batch,
+    encode_batch,
+)
+from indexer import PredictedBlocks, RadixIndex
+
+RANK = WorkerRank("w")
+RATE = "M blocks/s"
+
+Figures = dict[str, Any]
+Work = Callable[[], object]
+
+
+def cpu_s(work: Work, times: int) -> float:
+    """CPU seconds of one call, over `times` calls; nothing is collected meanwhile."""
+    gc.collect()
+    gc.disable()
+    try:
+        started = time.process_time()
+        for _ in range(times):
+            work()
+        return (time.process_time() - started) / times
+    finally:
+        gc.enable()
+
+
+class Bench:
+    """The cases, and what came out of them."""
+
+    def __init__(self, rounds: int, seed: int, rival: type[Rival] | None) -> None:
+        self.rounds = rounds
+        self.rng = random.Random(seed)
+        self.rival = rival
+        self.figures: dict[str, Figures] = {}
+
+    def report(self, name: str, unit: str, goal: str, samples: list[list[float]]) -> None:
+        """Keep one row: ours, and the rival's where there is one."""
+        row: Figures = {"unit": unit, "goal": goal}
+        for who, values in zip(("ours", "dynamo"), samples, strict=False):
+            if values:
+                row |= {who: statistics.median(values), f"{who}_best": _best(values, unit)}
+        if "dynamo" in row:
+            row["ratio"] = row["ours"] / row["dynamo"]
+        self.figures[name] = row
+        print(_line(name, row), file=sys.stderr, flush=True)
+
+    def turns(self, sides: Sequence[Callable[[], float]]) -> list[list[float]]:
+        """Each side once per round, in turns."""
+        samples: list[list[float]] = [[] for _ in sides]
+        for _ in range(self.rounds):
+            for side, values in zip(sides, samples, strict=True):
+                values.append(side())
+        return samples
+
+    # Matching
+
+    def match(self) -> None:
+        """A prompt that many ranks hold, all of it or each to its own depth."""
+        for blocks, holders, goal in (
+            (512, 8, "4 us, 0.4x"),
+            (512, 100, "8 us, 0.4x"),
+            (512, 500, "25 us, 0.4x"),
+            (8192, 100, "40 us, 0.3x"),
+        ):
+            prompt = Prompt(self.rng, blocks)
+            depths = [blocks] * holders
+            self._match(f"match {blocks} blocks, {holders} holders", goal, prompt, depths)
+        prompt = Prompt(self.rng, 512)
+        depths = [1 + at * 512 // 500 for at in range(500)]
+        self.rng.shuffle(depths)
+        self._match("match 512 blocks, 500 own depths", "120 us", prompt, depths)
+
+    def _match(self, name: str, goal: str, prompt: Prompt, depths: list[int]) -> None:
+        index = RadixIndex()
+        chains = [Chain(self.rng, prompt, depth) for depth in depths]
+        for number, chain in enumerate(chains):
+            index.apply(WorkerRank(f"w{number}"), EventBatch(0.0, [stored(chain)]))
+        hashes = ours_of(prompt)
+        if len(index.match(hashes)) != len(depths):
+            raise AssertionError("a holder was not found")
+        sides: list[Callable[[], float]] = [lambda: cpu_s(lambda: index.match(hashes), 200) * 1e6]
+        if self.rival is not None:
+            tree = self.rival(prompt)
+            tree.clear()
+            for number, chain in enumerate(chains):
+                tree.apply(number, tree.stored(chain))
+            sides.append(lambda: cpu_s(tree.match, 100) * 1e6)
+        self.report(name, "us", goal, self.turns(sides))
+
+    # Applying
+
+    def apply(self) -> None:
+        """Payloads as an engine publishes them, to the index; one-block events are decoding."""
+        chains = [Chain(self.rng, Prompt(self.rng, 512), 512) for _ in range(32)]
+        for per_event, per_batch, goal in (
+            (256, 1, "1.0 M/s, 1x"),
+            (16, 4, "0.7 M/s, 1.2x"),
+            (1, 32, "0.3 M/s, 3x"),
+            (1, 1, "-"),
+        ):
+            batches = list(_batches(chains, per_event, per_batch))
+            name = f"payload -> index, {per_event} blocks an event, {per_batch} events a batch"
+            sides = [partial(_apply_payloads, list(map(encode_batch, batches)))]
+            if self.rival is not None:
+                sides.append(partial(_apply_to_rival, self._rival_events(chains, per_event)))
+            self.report(name, RATE, goal, self.turns(sides))
+            self.report(
+                "  ours without decoding", RATE, "-", self.turns([partial(_apply, batches)])
+            )
+
+    def _rival_events(self, chains: list[Chain], per_event: int) -> tuple[Rival, list[bytes]]:
+        rivals = [Rival(chain.prompt) for chain in chains]
+        events = [
+            rival.stored(chain, at, per_event)
+            for rival, chain in zip(rivals, chains, strict=True)
+            for at in range(0, 512, per_event)
+        ]
+        return rivals[0], events
+
+    def remove(self) -> None:
+        """One hash an event, as engines evict: the deepest block of a prompt first."""
+        for run, goal in ((512, "1.7 M/s"), (1, "0.6 M/s")):
+            chains = [Chain(self.rng, Prompt(self.rng, run), run) for _ in range(16_384 // run)]
+            names = [name for chain in chains for name in reversed(chain.names)]
+            events: list[Event] = [BlocksRemoved(block_hashes=[name]) for name in names]
+            batches = [EventBatch(0.0, events[at : at + 32], 0) for at in range(0, 16_384, 32)]
+            payloads = list(map(encode_batch, batches))
+            name = f"removal, one hash an event, runs of {run}"
+            self.report(name, RATE, goal, self.turns([partial(_apply, batches, chains)]))
+            decoding = partial(_apply_payloads, payloads, chains)
+            self.report("  with decoding", RATE, "-", self.turns([decoding]))
+
+    def branch(self) -> None:
+        """One of many ranks that hold a prompt goes on from its middle with a block of its own."""
+        for holders, goal in ((100, "p50 100 us, max 5 ms"), (500, "p50 400 us, max 5 ms")):
+            trunk = Prompt(self.rng, 512)
+            index = RadixIndex()
+            chains = [Chain(self.rng, trunk, 512) for _ in range(holders)]
+            for number, chain in enumerate(chains):
+                index.apply(WorkerRank(f"w{number}"), EventBatch(0.0, [stored(chain)]))
+            times = []
+            for at in self.rng.sample(range(1, 511), 60):
+                number = self.rng.randrange(holders)
+                own = Chain(self.rng, Prompt(self.rng, 1), 1)
+                event = stored(own, parent=chains[number].names[at - 1])
+                batch = EventBatch(0.0, [event])
+                rank = WorkerRank(f"w{number}")
+                times.append(cpu_s(partial(index.apply, rank, batch), 1) * 1e6)
+            self.report(f"branch off {holders} holders", "us", goal, [times])
+            self.report("  the slowest of 60", "us", "5 ms", [[max(times)]])
+
+    def clear(self) -> None:
+        """One of a hundred ranks loses its 20,000 blocks: half of each prompt is shared."""
+        for length, goal in ((512, "1 ms"), (64, "-")):
+            shared = Prompt(self.rng, length // 2)
+
+            def once(length: int = length, shared: Prompt = shared) -> float:
+                index = RadixIndex()
+                for number in range(100):
+                    chains = 20_000 // (length // 2) if number == 0 else 2
+                    for _ in range(chains):
+                        own = Prompt(self.rng, length // 2)
+                        tokens = shared.token_ids + own.token_ids
+                        chain = Chain(self.rng, Prompt(self.rng, length, tokens), length)
+                        batch = EventBatch(0.0, [stored(chain)])
+                        index.apply(WorkerRank(f"w{number}"), batch)
+                return cpu_s(lambda: index.clear(WorkerRank("w0")), 1) * 1e3
+
+            times = [[once() for _ in range(min(3, self.rounds))]]
+            self.report(f"clear 20,000 blocks, prompts of {length}", "ms", goal, times)
+
+    # Memory and pauses
+
+    def memory(self) -> None:
+        """Traced bytes per worker-block: four ranks of 20,000 blocks, then after churn."""
+        for length, rounds in ((512, 10), (16, 10), (1, 2)):
+            tracemalloc.start()
+            index = RadixIndex()
+            prompts = 4 * (20_000 // length)
+            names = [array("Q") for _ in range(prompts)]  # made once: not the index's
+            for at in range(prompts):
+                names[at].extend([0] * length)
+            base = _traced()
+            for at in range(prompts):
+                self._store_anew(index, at, names[at])
+            fresh = (_traced() - base) / index.stats().blocks
+            for at in list(range(prompts)) * rounds:
+                rank = WorkerRank(f"w{at % 4}")
+                gone: list[Event] = [
+                    BlocksRemoved(block_hashes=[name]) for name in reversed(names[at])
+                ]
+                index.apply(rank, EventBatch(0.0, gone))
+                self._store_anew(index, at, names[at])
+            churned = (_traced() - base) / index.stats().blocks
+            tracemalloc.stop()
+            self.report(f"memory a block, runs of {length}", "bytes", "95", [[fresh]])
+            self.report(f"  after churn of {rounds}x the capacity", "bytes", "125", [[churned]])
+
+    def _store_anew(self, index: RadixIndex, at: int, names: array[int]) -> None:
+        chain = Chain(self.rng, Prompt(self.rng, len(names)), len(names))
+        names[:] = array("Q", chain.names)
+        payload = encode_batch(EventBatch(0.0, [stored(chain)]))
+        index.apply(WorkerRank(f"w{at % 4}"), decode_batch(payload))
+
+    def pause(self) -> None:
+        """The longest match (wall clock) while events are applied, two million entries."""
+        index = RadixIndex()
+        head = Prompt(self.rng, 64)
+        for number in range(100):
+            rank = WorkerRank(f"w{number}")
+            for _ in range(40):
+                own = Prompt(self.rng, 448)
+                chain = Chain(self.rng, Prompt(self.rng, 512, head.token_ids + own.token_ids), 512)
+                batch = EventBatch(0.0, [stored(chain)])
+                index.apply(rank, batch)
+        hashes = ours_of(head)
+        chains = [Chain(self.rng, Prompt(self.rng, 512), 512) for _ in range(64)]
+        payloads = [encode_batch(batch) for batch in _batches(chains, 1, 32)]
+        longest: dict[str, list[float]] = {"as it is": [], "frozen": []}
+        for how, times in longest.items():
+            if how == "frozen":
+                gc.collect()
+                gc.freeze()
+                gc.set_threshold(50_000, 20, 100)
+            for at, each in enumerate(payloads):
+                started = time.perf_counter()
+                index.apply(WorkerRank(f"w{at % 100}"), decode_batch(each))
+                index.match(hashes)
+                times.append((time.perf_counter() - started) * 1e3)
+            goal = "5 ms" if how == "frozen" else "-"
+            self.report(f"longest batch and match, {how}", "ms", goal, [[max(times)]])
+        gc.unfreeze()
+
+    def predicted(self) -> None:
+        """Expecting and expiring one prompt of 512 blocks."""
+        prompts = [ours_of(Prompt(self.rng, 512)) for _ in range(50)]
+
+        def once() -> float:
+            predicted = PredictedBlocks()
+            times = iter(range(1_000_000))
+
+            def work() -> None:
+                now = float(next(times))
+                hashes = prompts[int(now) % len(prompts)]
+                predicted.expire(now)
+                predicted.expect(WorkerRank("w"), hashes, now=now, ttl_s=10.0)
+
+            return cpu_s(work, 200) * 1e6
+
+        self.report("predicted, expect and expire 512", "us", "-", self.turns([once]))
+
+
+def _filled(chains: list[Chain]) -> RadixIndex:
+    index = RadixIndex()
+    for chain in chains:
+        index.apply(RANK, EventBatch(0.0, [stored(chain)]))
+    return index
+
+
+def _apply(batches: list[EventBatch], before: list[Chain] = []) -> float:  # noqa: B006  not changed
+    """Millions of blocks a second, from batches."""
+    index = _filled(before)
+
+    def work() -> None:
+        for batch in batches:
+            index.apply(RANK, batch)
+
+    seconds = cpu_s(work, 1)
+    return _blocks_of(batches) / seconds / 1e6
+
+
+def _apply_payloads(payloads: list[bytes], before: list[Chain] = []) -> float:  # noqa: B006
+    """Millions of blocks a second, from payloads."""
+    index = _filled(before)
+
+    def work() -> None:
+        for payload in payloads:
+            index.apply(RANK, decode_batch(payload))
+
+    seconds = cpu_s(work, 1)
+    return _blocks_of(map(decode_batch, payloads)) / seconds / 1e6
+
+
+def _apply_to_rival(made: tuple[Rival, list[bytes]]) -> float:
+    """Millions of blocks a second, from its JSON; the match waits for its thread."""
+    tree, events = made
+    tree.clear()
+
+    def work() -> None:
+        for event in events:
+            tree.apply(1, event)
+        tree.match()
+
+    seconds = cpu_s(work, 1)
+    return sum(event.count(b"tokens_hash") for event in events) / seconds / 1e6
+
+
+def _blocks_of(batches: Iterable[EventBatch]) -> int:
+    events = (event for batch in batches for event in batch.events)
+    return sum(len(event.block_hashes) for event in events if not isinstance(event, BlocksCleared))
+
+
+def _batches(chains: list[Chain], per_event: int, per_batch: int) -> Iterator[EventBatch]:
+    """Events of one step come from `per_batch` requests, as far as there are so many."""
+    group = max(1, min(per_batch, len(chains)))
+    for first in range(0, len(chains), group):
+        for at in range(0, 512, per_event):
+            events: list[Event] = [
+                stored(chain, at, per_event) for chain in chains[first : first + group]
+            ]
+            yield EventBatch(0.0, events, dp_rank=0)
+
+
+def _traced() -> int:
+    gc.collect()
+    return tracemalloc.get_traced_memory()[0]
+
+
+def _best(values: list[float], unit: str) -> float:
+    return max(values) if unit.endswith("/s") else min(values)
+
+
+def _line(name: str, row: Figures) -> str:
+    parts = [f"{name:58}", f"{row['ours']:9.2f} (best {row['ours_best']:8.2f}) {row['unit']:10}"]
+    if "dynamo" in row:
+        parts.append(f"dynamo {row['dynamo']:9.2f}, ours/dynamo {row['ratio']:5.2f}")
+    parts.append(f"goal {row['goal']}")
+    return "  ".join(parts)
+
+
+def _versions() -> dict[str, str | None]:
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+    )
+    return {"commit": commit.stdout.strip() or None, "python": platform.python_version()}
+
+
+CASES = ("match", "apply", "remove", "branch", "clear", "memory", "pause", "predicted")
+
+
+def main() -> None:
+    """Run the cases and print them."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", nargs="+", choices=CASES, default=CASES)
+    options = parser.parse_args()
+    rival, rival_version = load_rival()
+    bench = Bench(options.rounds, options.seed, rival)
+    for name in options.only:
+        getattr(bench, name)()
+    versions = {**_versions(), "ai-dynamo-runtime": rival_version}
+    print(json.dumps({"seed": options.seed, **versions, "figures": bench.figures}, indent=2))
+
+
+if __name__ == "__main__":
+    main()
