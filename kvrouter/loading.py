@@ -78,5 +78,9 @@ class TokenizerLoader:
         return ModelTokenizer.load(
             where,
             chat_template=Path(template) if template else None,
-            backends=BackendSettings(self._settings.backend, self._settings.check_every),
+            backends=BackendSettings(
+                wish=self._settings.backend,
+                check_every=self._settings.check_every,
+                cache_bytes=self._settings.cache_bytes,
+            ),
         )

@@ -1,12 +1,13 @@
 """What the router knows of one request's prompt: the fact that every decision starts from."""
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 
 from indexer import block_hashes
 
 HASH_BYTES = 8
+Hasher = Callable[["array[int]", int, bytes], bytes]
 
 
 class Fidelity(StrEnum):
@@ -70,10 +71,14 @@ class Prompt:
         blocks = max(0, self.prompt_tokens - 1) // block_size
         return self.hashes(block_size)[: blocks * HASH_BYTES]
 
-    def prehash(self, block_sizes: Iterable[int]) -> None:
-        """Compute the hashes for these block sizes now, so that the event loop need not."""
+    def prehash(self, block_sizes: Iterable[int], hasher: Hasher = block_hashes) -> None:
+        """Compute the hashes for these block sizes now, so that the event loop need not.
+
+        `hasher` gives what `block_hashes` gives.
+        """
         for block_size in block_sizes:
-            self.hashes(block_size)
+            if block_size not in self._hashes:
+                self._hashes[block_size] = hasher(self.token_ids, block_size, self.namespace)
 
     def __repr__(self) -> str:
         return f"<Prompt {self.prompt_tokens} tokens {self.fidelity} {self.reason!r}>"

@@ -4,14 +4,16 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Literal
+from typing import Any, Literal
 
 from kvrouter.tokenize import parity
 from kvrouter.tokenize.backend import Backend
+from kvrouter.tokenize.cuts import cuts_of
 from kvrouter.tokenize.fast import FastBackend
 from kvrouter.tokenize.hf import HfBackend
 from kvrouter.tokenize.ladder import Ladder
 from kvrouter.tokenize.location import TokenizerError
+from kvrouter.tokenize.segments import CachedBackend, SegmentCache
 
 BackendWish = Literal["auto", "hf"]
 
@@ -24,9 +26,11 @@ class BackendSettings:
     """How a backend is chosen and watched."""
 
     wish: BackendWish = "auto"
-    """`hf` takes the reference and asks no further."""
+    """`hf` does not ask for `fastokens`."""
     check_every: int = 1000
     """One of so many prompts is encoded by the reference too; 0 for none."""
+    cache_bytes: int = 128 * 1024 * 1024
+    """For the ids of pieces of text, where `tokenizers` encodes them; 0 for no cache."""
 
 
 def choose(hf: HfBackend, rendered: Sequence[str], settings: BackendSettings) -> Ladder:
@@ -34,22 +38,37 @@ def choose(hf: HfBackend, rendered: Sequence[str], settings: BackendSettings) ->
 
     `rendered` are prompts that the model's own chat template made.
     """
-    if settings.wish == "hf":
-        return Ladder([hf], "configured", check_every=0)
+    spec = json.loads(hf.spec)
+    compared = list(parity.texts(_special_tokens(spec), rendered))
+    steps: list[Backend] = [hf]
+    if settings.cache_bytes:
+        cache = SegmentCache(settings.cache_bytes)
+        cached = CachedBackend(hf, cuts_of(spec), cache)
+        steps.insert(0, cached)
+    fast, reason = _proven_fast(hf, compared) if settings.wish == "auto" else (None, "configured")
+    if fast is not None:
+        return Ladder([fast, *steps], reason, check_every=settings.check_every)
+    if settings.cache_bytes:
+        found = parity.difference(hf, cached, compared)
+        cache.clear()
+        if found is not None:
+            return Ladder([hf], f"{reason}; cached pieces give other ids: {found}", check_every=0)
+    return Ladder(steps, reason, check_every=settings.check_every)
+
+
+def _proven_fast(hf: HfBackend, compared: Sequence[str]) -> tuple[FastBackend | None, str]:
+    """The library where it is right about all of these, and why or why not."""
     try:
         fast = FastBackend(hf.spec)
     except TokenizerError as error:
-        return Ladder([hf], str(error), check_every=0)
+        return None, str(error)
     started = perf_counter()
-    compared = list(parity.texts(_special_tokens(hf), rendered))
     found = parity.difference(hf, fast, compared)
     if found is not None:
-        return Ladder([hf], f"fastokens gives other ids: {found}", check_every=0)
+        return None, f"fastokens gives other ids: {found}"
     took_s = perf_counter() - started
-    reason = f"ids equal to tokenizers on {len(compared)} texts ({took_s:.1f} s)"
-    return Ladder([fast, hf], reason, check_every=settings.check_every)
+    return fast, f"ids equal to tokenizers on {len(compared)} texts ({took_s:.1f} s)"
 
 
-def _special_tokens(hf: HfBackend) -> list[str]:
-    tokens: list[Backend | dict[str, str]] = json.loads(hf.spec)["added_tokens"]
-    return [token["content"] for token in tokens if isinstance(token, dict)][:_TOKENS_PROVEN]
+def _special_tokens(spec: dict[str, Any]) -> list[str]:
+    return [token["content"] for token in spec["added_tokens"]][:_TOKENS_PROVEN]

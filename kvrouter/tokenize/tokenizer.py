@@ -95,9 +95,12 @@ class ModelTokenizer:
             except TemplateError as error:
                 problem = str(error)
         hf = HfBackend.load(files)
-        settings = backends or BackendSettings(wish="hf")
+        if backends is None:
+            backend = Ladder([hf], "nothing faster was asked for", check_every=0)
+        else:
+            backend = choose(hf, _rendered_samples(templates.values()), backends)
         return cls(
-            choose(hf, _rendered_samples(templates.values()), settings),
+            backend,
             templates,
             around=hf.around,
             content_format=content_format,

@@ -21,3 +21,6 @@ PIECES = st.one_of(
 )
 
 TEXTS = st.lists(PIECES, max_size=12).map("".join)
+
+LONG_WORDS = st.text(st.sampled_from("abXY   ,.1'é\u0301\n"), min_size=20, max_size=120)
+"""Many places where a segment may be cut, and many where it may not."""

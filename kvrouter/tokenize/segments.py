@@ -1,0 +1,173 @@
+"""A cache of encoded pieces of text, and the backend that makes use of it.
+
+Prompts repeat: a system prompt, the turns before, a document. A text is cut where its pieces are
+independent (`cuts`), each piece is looked up by its text, and only those that are new are encoded.
+The pieces of a long segment begin at the same places as long as the text is the same from its
+beginning, so a text that grows or changes at its end keeps all pieces before that.
+
+The texts themselves are the keys, not their hashes: ids may be sent on to an engine, and then a
+collision would be another prompt.
+"""
+
+import threading
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterator
+from sys import getsizeof
+from typing import NamedTuple
+
+from kvrouter.tokenize.backend import ID_BYTES, Library
+from kvrouter.tokenize.cuts import Cuts
+from kvrouter.tokenize.within import PLACE
+
+PIECE = 1024
+"""Characters of a segment up to the next place where it is cut. Longer pieces cost less to look
+up, and more to encode when one changes."""
+
+_ENTRY_BYTES = 150
+"""What an entry takes besides text and ids, about: the dictionary's slots."""
+
+_Piece = str | tuple[str]
+"""A piece of text as it is looked up; one that begins its text, alone in a tuple, is kept apart."""
+
+
+class CacheStats(NamedTuple):
+    """Counters since the start, and the size now."""
+
+    hits: int
+    misses: int
+    entries: int
+    bytes: int
+
+
+class SegmentCache:
+    """Ids by piece, bounded in bytes; the least recently used go first. Thread-safe."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._entries: OrderedDict[_Piece, bytes] = OrderedDict()
+        self._bytes = 0
+        self._hits = 0
+        self._misses = 0
+        self._lock = threading.Lock()
+
+    @property
+    def stats(self) -> CacheStats:
+        """The counters as they are now."""
+        return CacheStats(self._hits, self._misses, len(self._entries), self._bytes)
+
+    def find(self, pieces: list[_Piece]) -> list[bytes | None]:
+        """The ids of each piece, None where they are not known."""
+        entries = self._entries
+        touch = entries.move_to_end
+        with self._lock:
+            found = list(map(entries.get, pieces))
+            for piece, ids in zip(pieces, found, strict=True):
+                if ids is not None:
+                    touch(piece)
+            misses = found.count(None)
+            self._misses += misses
+            self._hits += len(found) - misses
+        return found
+
+    def add(self, pieces: list[_Piece], ids: list[bytes]) -> None:
+        """Keep these too; what is too large for the cache is dropped."""
+        with self._lock:
+            for piece, each in zip(pieces, ids, strict=True):
+                size = _size(piece, each)
+                # Another thread may have met the same text.
+                if size <= self._max_bytes and piece not in self._entries:
+                    self._entries[piece] = each
+                    self._bytes += size
+            while self._bytes > self._max_bytes:
+                self._bytes -= _size(*self._entries.popitem(last=False))
+
+    def clear(self) -> None:
+        """Forget all pieces."""
+        with self._lock:
+            self._entries.clear()
+            self._bytes = 0
+
+    def check(self) -> None:
+        """Raise AssertionError unless the count of bytes is right and within its bound."""
+        counted = sum(_size(piece, ids) for piece, ids in self._entries.items())
+        if not counted == self._bytes <= self._max_bytes:
+            raise AssertionError(f"{counted} bytes, counted {self._bytes} of {self._max_bytes}")
+
+
+def _size(piece: _Piece, ids: bytes) -> int:
+    return getsizeof(_text(piece)) + getsizeof(ids) + _ENTRY_BYTES
+
+
+def _text(piece: _Piece) -> str:
+    return piece if isinstance(piece, str) else piece[0]
+
+
+class CachedBackend:
+    """A backend that encodes each piece of text once, as long as the cache remembers it."""
+
+    def __init__(self, library: Library, cuts: Cuts, cache: SegmentCache) -> None:
+        self._library = library
+        self._cuts = cuts
+        self.cache = cache
+        self._tokens = {
+            content: array("I", [number]).tobytes() for content, number in cuts.plain_ids.items()
+        }
+
+    @property
+    def name(self) -> str:
+        """That of the library."""
+        return self._library.name
+
+    def encode(self, text: str) -> "array[int]":
+        """See `Backend`."""
+        pieces: list[_Piece] = []
+        behind: list[bytes] = []
+        for piece, token_ids in self._cut(text):
+            pieces.append(piece)
+            behind.append(token_ids)
+        found = self.cache.find(pieces)
+        if None in found:
+            self._encode_missing(pieces, found)
+        parts = [part for pair in zip(found, behind, strict=True) for part in pair if part]
+        ids = array("I")
+        ids.frombytes(b"".join(parts))
+        return ids
+
+    def _encode_missing(self, pieces: list[_Piece], found: list[bytes | None]) -> None:
+        """Encode what was not found, and fill it in."""
+        places = [place for place, ids in enumerate(found) if ids is None]
+        new = [pieces[place] for place in places]
+        lead = self._cuts.lead or ""
+        texts = [lead + piece if isinstance(piece, str) else piece[0] for piece in new]
+        encoded = self._library.encode_each(texts)
+        if lead:
+            encoded = [
+                ids[ID_BYTES:] if isinstance(piece, str) else ids
+                for piece, ids in zip(new, encoded, strict=True)
+            ]
+        self.cache.add(new, encoded)
+        for place, ids in zip(places, encoded, strict=True):
+            found[place] = ids
+
+    def _cut(self, text: str) -> Iterator[tuple[_Piece, bytes]]:
+        """The pieces, each with the ids of the special token behind it, if there is one."""
+        start = 0
+        for end, token in self._segments(text):
+            edge = start
+            if self._cuts.within:
+                while match := PLACE.search(text, edge + PIECE, end):
+                    piece = text[edge : match.start()]
+                    yield piece if edge else (piece,), b""
+                    edge = match.start()
+            yield text[edge:end] if edge else (text[:end],), self._tokens.get(token, b"")
+            start = end + len(token)
+
+    def _segments(self, text: str) -> Iterator[tuple[int, str]]:
+        """Where each segment ends, and the token behind it; none behind the last."""
+        if self._cuts.tokens is not None:
+            for match in self._cuts.tokens.finditer(text):
+                token = match.group()
+                if token in self._tokens:
+                    yield match.start(), token
+        yield len(text), ""
