@@ -77,6 +77,8 @@ class NatsSettings:
     retry_max_s: float = 5.0
     ping_s: float = 3.0
     """A server that leaves two pings in a row unanswered is given up."""
+    max_untaken: int = 65_536
+    """Messages of one subscription that may wait to be taken; the client drops what is above."""
 
 
 @dataclass
@@ -138,6 +140,10 @@ class NatsLink:
     def watch(self, changed: Changed) -> None:
         """Call this when the connection comes and goes."""
         self._watchers.append(changed)
+
+    def unwatch(self, changed: Changed) -> None:
+        """Call it no more."""
+        self._watchers.remove(changed)
 
     def publish(self, subject: str, payload: bytes, reply: str = "") -> bool:
         """Send soon. False, and nothing is sent, without a connection or room."""
@@ -280,7 +286,7 @@ class NatsLink:
         self.state, self.state_since = state, time.time()
         level = logging.INFO if state is LinkState.CONNECTED else logging.WARNING
         log.log(level, "NATS %s: %s %s", state, _without_password(self.server), self.problem)
-        for changed in self._watchers:
+        for changed in list(self._watchers):
             changed(connected=state is LinkState.CONNECTED)
 
     def _learn_servers(self, client: Client) -> None:
@@ -314,7 +320,9 @@ class NatsLink:
             if not subscription.ended:
                 handler(Received(message.subject, message.data, message.reply))
 
-        subscription.on_server = await client.subscribe(subscription.subject, cb=take)
+        subscription.on_server = await client.subscribe(
+            subscription.subject, cb=take, pending_msgs_limit=self._settings.max_untaken
+        )
 
 
 async def _closed(client: Client) -> None:

@@ -4,8 +4,9 @@ By default it listens on loopback only: whoever reaches it may drain workers and
 """
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import msgspec
 from aiohttp import web
@@ -17,8 +18,6 @@ from kvrouter.explain import Explainer
 from kvrouter.fleet import Fleet
 from kvrouter.metrics import Metrics
 from kvrouter.openai.errors import RequestError
-from kvrouter.replica_report import replicas
-from kvrouter.sharing import Sharing
 from kvrouter.workers import WorkerEvent
 
 log = logging.getLogger(__name__)
@@ -34,10 +33,10 @@ class Admin:
         fleet: Fleet,
         metrics: Metrics,
         explainer: Explainer,
-        sharing: Sharing | None = None,
+        replicas: Callable[[], dict[str, Any]],
     ) -> None:
         self._fleet = fleet
-        self._sharing = sharing
+        self._replicas = replicas
         self._metrics = metrics
         self._explainer = explainer
 
@@ -78,7 +77,7 @@ class Admin:
 
     async def _workers(self, request: web.Request) -> web.Response:
         del request
-        return _json(report.workers(self._fleet) | {"replicas": replicas(self._sharing)})
+        return _json(report.workers(self._fleet) | {"replicas": self._replicas()})
 
     async def _drain(self, request: web.Request) -> web.Response:
         return self._move(request, WorkerEvent.DRAIN)

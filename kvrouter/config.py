@@ -54,6 +54,8 @@ class WorkerConfig(_Section, frozen=True, kw_only=True):
     """Sent by the router's own probes; requests of clients keep their own."""
     kv_events: list[RankEvents] | None = None
     """Learned from the engine's /kv_event_sources where absent."""
+    relayed: bool = False
+    """Its events come over NATS, from a `kvrouter relay` beside it."""
     block_size: PositiveInt | None = None
     capacity_blocks: PositiveInt | None = None
 
@@ -165,6 +167,8 @@ class NatsConfig(_Section, frozen=True, kw_only=True):
     """One or more of a cluster; the others are learned. Without any, NATS is not used."""
     prefix: Annotated[str, Meta(pattern=r"^[\w-]+$")] = "kvrouter"
     """The first token of all subjects: deployments that share a NATS need different ones."""
+    relayed: bool = False
+    """The events of all workers come from relays, not of those alone that say so."""
     user: str | None = None
     password: str | None = None
     token: str | None = None
@@ -285,3 +289,5 @@ def _check_names(config: Config) -> None:
         if name in seen:
             raise ConfigError(f"workers[{index}]: there is another worker named {name!r}")
         seen.add(name)
+        if worker.relayed and not config.nats.servers:
+            raise ConfigError(f"workers[{index}].relayed: needs nats.servers")

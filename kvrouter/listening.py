@@ -4,18 +4,26 @@ import asyncio
 import logging
 from collections.abc import Callable
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from events import WorkerRank
-from events.zmq_source import ZmqSource
 from kvrouter.config import RankEvents
 from kvrouter.fleet import Fleet
+from kvrouter.rank_state import Source
 from kvrouter.supervision import cancelled, supervised
 from kvrouter.workers import WorkerFacts
 
 log = logging.getLogger(__name__)
 
-MakeSource = Callable[[WorkerRank, RankEvents], ZmqSource]
+
+class EventSource(Source, Protocol):
+    """A source that runs: of an engine itself, or of its relay."""
+
+    async def run(self) -> None:
+        """Follow until cancelled."""
+
+
+MakeSource = Callable[[WorkerRank, RankEvents], EventSource]
 
 
 class Listeners:

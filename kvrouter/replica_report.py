@@ -8,17 +8,29 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from events.nats_link import LinkState
-from kvrouter.replication import Company
+from events.nats_link import LinkState, NatsLink
+from kvrouter.replication import Company, Replication
 from kvrouter.sharing import Sharing
 
 
-def replicas(sharing: Sharing | None) -> dict[str, Any]:
+def replicas(sharing: Sharing | None, link: NatsLink | None) -> dict[str, Any]:
     """For GET /workers."""
+    report = _company(sharing)
+    if link is not None:
+        report["nats"] = {
+            "state": link.state.value,
+            "since": _time(link.state_since),
+            "server": link.server_address,
+            "problem": link.problem,
+        }
+    return report
+
+
+def _company(sharing: Sharing | None) -> dict[str, Any]:
     if sharing is None:
         return {"company": Company.ALONE.value, "why": "this router shares with no other"}
     replication = sharing.replication
-    report: dict[str, Any] = {
+    return {
         "name": replication.ledger.replica,
         "company": replication.company.value,
         "since": _time(replication.company_since),
@@ -26,14 +38,6 @@ def replicas(sharing: Sharing | None) -> dict[str, Any]:
         "awaited": replication.mirror.uncertain(),
         "load_of_others": _loads(sharing),
     }
-    if sharing.link is not None:
-        report["nats"] = {
-            "state": sharing.link.state.value,
-            "since": _time(sharing.link.state_since),
-            "server": sharing.link.server_address,
-            "problem": sharing.link.problem,
-        }
-    return report
 
 
 def _loads(sharing: Sharing) -> list[dict[str, Any]]:
@@ -58,45 +62,46 @@ def _time(unix_s: float) -> str:
 class ReplicaCollector(Collector):
     """The same for Prometheus. Names of replicas are no labels: they are new with each start."""
 
-    def __init__(self, sharing: Sharing) -> None:
+    def __init__(self, sharing: Sharing | None, link: NatsLink | None) -> None:
         self._sharing = sharing
+        self._link = link
 
     def collect(self) -> Iterable[Metric]:
         """All families, for one scrape."""
-        replication, link = self._sharing.replication, self._sharing.link
-        company = GaugeMetricFamily(
-            "kvrouter_replicas_company", "1 for whether others are heard", labels=["company"]
-        )
-        for each in Company:
-            company.add_metric([each.value], replication.company is each)
-        yield company
-        others = replication.mirror.replicas()
-        yield _gauge("others", "Other replicas that are heard", len(others))
-        yield _gauge("others_requests", "Booked requests of the others", sum(others.values()))
-        yield from self._counts()
-        if link is not None:
-            state = GaugeMetricFamily(
-                "kvrouter_nats_state", "1 for the state of the connection", labels=["state"]
-            )
-            for link_state in LinkState:
-                state.add_metric([link_state.value], link.state is link_state)
-            yield state
-            for name, text in _LINK_COUNTS.items():
-                yield CounterMetricFamily(
-                    f"kvrouter_nats_{name}", text, value=getattr(link.stats, name)
-                )
+        if self._sharing is not None:
+            yield from _replication_metrics(self._sharing.replication)
+        if self._link is not None:
+            yield from _link_metrics(self._link)
 
-    def _counts(self) -> Iterator[Metric]:
-        replication = self._sharing.replication
-        for stats, counts in (
-            (replication.mirror.stats, _MIRROR_COUNTS),
-            (replication.stats, _REPLICATION_COUNTS),
-            (replication.bus, _BUS_COUNTS),
-        ):
-            for name, text in counts.items():
-                yield CounterMetricFamily(
-                    f"kvrouter_replicas_{name}", text, value=getattr(stats, name)
-                )
+
+def _replication_metrics(replication: Replication) -> Iterator[Metric]:
+    company = GaugeMetricFamily(
+        "kvrouter_replicas_company", "1 for whether others are heard", labels=["company"]
+    )
+    for each in Company:
+        company.add_metric([each.value], replication.company is each)
+    yield company
+    others = replication.mirror.replicas()
+    yield _gauge("others", "Other replicas that are heard", len(others))
+    yield _gauge("others_requests", "Booked requests of the others", sum(others.values()))
+    for stats, counts in (
+        (replication.mirror.stats, _MIRROR_COUNTS),
+        (replication.stats, _REPLICATION_COUNTS),
+        (replication.bus, _BUS_COUNTS),
+    ):
+        for name, text in counts.items():
+            yield CounterMetricFamily(f"kvrouter_replicas_{name}", text, value=getattr(stats, name))
+
+
+def _link_metrics(link: NatsLink) -> Iterator[Metric]:
+    state = GaugeMetricFamily(
+        "kvrouter_nats_state", "1 for the state of the connection", labels=["state"]
+    )
+    for each in LinkState:
+        state.add_metric([each.value], link.state is each)
+    yield state
+    for name, text in _LINK_COUNTS.items():
+        yield CounterMetricFamily(f"kvrouter_nats_{name}", text, value=getattr(link.stats, name))
 
 
 _MIRROR_COUNTS = {

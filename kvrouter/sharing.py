@@ -1,5 +1,6 @@
 """What connects this router to its replicas: the part of construction that is about them."""
 
+import itertools
 import os
 import secrets
 import socket
@@ -15,9 +16,12 @@ from events.bus import Bus, Buses
 from events.local_bus import LocalBus
 from events.nats_bus import NatsBus
 from events.nats_link import NatsLink, NatsSettings
+from events.nats_source import NatsSource
 from events.replica import Booking, Ledger, LedgerSettings, Mirror, MirrorSettings
+from events.stream import SubscriptionSettings
 from events.subjects import Subjects
 from indexer import PredictedBlocks
+from indexer.hashing import RULE_VERSION
 from kvrouter.config import Config, NatsConfig
 from kvrouter.fleet import Fleet
 from kvrouter.joint_predictions import Expectations, JointPredictions, expect_sampled
@@ -28,38 +32,31 @@ from kvrouter.shared_load import SharedLoad
 
 @dataclass
 class Sharing:
-    """The parts. `link` is None without NATS, `replication` where bookings are not shared."""
+    """The parts."""
 
     load: SharedLoad
     replication: Replication
-    link: NatsLink | None
     predicted: PredictedBlocks
     """What other replicas' requests make us expect, sampled."""
 
     def runs(self, fleet: Fleet) -> dict[str, Callable[[], Awaitable[None]]]:
         """What has to run as long as the router does."""
         self.replication.expect = partial(self._expect, fleet)
-        runs: dict[str, Callable[[], Awaitable[None]]] = {"replicas": self.replication.run}
-        if self.link is not None:
-            runs["NATS"] = self.link.run
-        return runs
+        return {"replicas": self.replication.run}
 
     def _expect(self, fleet: Fleet, booking: Booking, now: float) -> None:
         ttl_s = fleet.prediction_ttl_s(WorkerRank(booking.worker, booking.dp_rank))
         expect_sampled(self.predicted, booking, now=now, ttl_s=ttl_s)
 
 
-def share(config: Config, load: Load) -> Sharing | None:
+def share(config: Config, load: Load, link: NatsLink | None, name: str) -> Sharing | None:
     """The parts that the configuration asks for; None if this router is to be alone."""
     settings = config.replicas
-    if not settings.sync or not (config.nats.servers or settings.local_bus):
+    if not settings.sync or not (link or settings.local_bus):
         return None
-    name = settings.name or replica_name()
     epoch = time.time_ns()
     buses: list[Bus] = []
-    link = None
-    if config.nats.servers:
-        link = NatsLink(nats_settings(config.nats, name))
+    if link is not None:
         buses.append(NatsBus(link, Subjects(config.nats.prefix), name))
     if settings.local_bus:
         buses.append(LocalBus(Path(settings.local_bus), name))
@@ -70,7 +67,7 @@ def share(config: Config, load: Load) -> Sharing | None:
     load.journal = shared
     bus = buses[0] if len(buses) == 1 else Buses(buses)
     replication = Replication(ledger, mirror, shared, bus, beat_s=settings.beat_s)
-    return Sharing(shared, replication, link, PredictedBlocks())
+    return Sharing(shared, replication, PredictedBlocks())
 
 
 def joint(own: PredictedBlocks, sharing: Sharing | None) -> Expectations:
@@ -81,6 +78,11 @@ def joint(own: PredictedBlocks, sharing: Sharing | None) -> Expectations:
 def replica_name() -> str:
     """A name that no other running process has."""
     return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+
+
+def nats_link(config: Config, name: str) -> NatsLink | None:
+    """The connection to NATS, if it is used."""
+    return NatsLink(nats_settings(config.nats, name)) if config.nats.servers else None
 
 
 def nats_settings(config: NatsConfig, name: str) -> NatsSettings:
@@ -96,4 +98,23 @@ def nats_settings(config: NatsConfig, name: str) -> NatsSettings:
         tls_ca=config.tls_ca,
         tls_cert=config.tls_cert,
         tls_key=config.tls_key,
+    )
+
+
+_source_numbers = itertools.count(1)
+
+
+def relayed_source(
+    rank: WorkerRank, fleet: Fleet, link: NatsLink, config: Config, name: str
+) -> NatsSource:
+    """A source of a rank's events from its relay. Each has a subject of its own for answers."""
+    return NatsSource(
+        rank,
+        fleet,
+        link,
+        Subjects(config.nats.prefix),
+        router=name,
+        number=next(_source_numbers),
+        rule=RULE_VERSION,
+        settings=SubscriptionSettings(replay_timeout_s=1.0, silent_after_s=config.events.silent_s),
     )

@@ -18,6 +18,7 @@ import aiohttp
 import zmq.asyncio
 
 from events import WorkerRank
+from events.nats_link import NatsLink
 from events.stream import SubscriptionSettings
 from events.zmq_source import SourceSettings, ZmqSource
 from indexer import PredictedBlocks, RadixIndex
@@ -32,16 +33,16 @@ from kvrouter.http.door import FrontDoor
 from kvrouter.http.engine import EngineClient
 from kvrouter.http.exchange import Exchange
 from kvrouter.http.server import listening
-from kvrouter.listening import Listeners
+from kvrouter.listening import EventSource, Listeners
 from kvrouter.load import Load
 from kvrouter.loading import TokenizerLoader
 from kvrouter.metrics import Metrics
 from kvrouter.openai.paths import PathTable
 from kvrouter.policy import TierCredit, build_policy
 from kvrouter.pool import Pool, said_block_size
-from kvrouter.replica_report import ReplicaCollector
+from kvrouter.replica_report import ReplicaCollector, replicas
 from kvrouter.scheduler import Scheduler
-from kvrouter.sharing import Sharing, joint, share
+from kvrouter.sharing import Sharing, joint, nats_link, relayed_source, replica_name, share
 from kvrouter.sticky import ResponseOwners
 from kvrouter.supervision import background
 from kvrouter.tokenize import PoolSettings, TokenizerPool
@@ -63,6 +64,7 @@ class Router:
     metrics: Metrics
     tokenizers: TokenizerPool
     sharing: Sharing | None
+    link: NatsLink | None
     port: int
     admin_port: int
 
@@ -74,7 +76,9 @@ async def running(config: Config) -> AsyncIterator[Router]:
     Raises OSError when one of its addresses cannot be bound.
     """
     load = Load()
-    sharing = share(config, load)
+    name = config.replicas.name or replica_name()
+    link = nats_link(config, name)
+    sharing = share(config, load, link, name)
     fleet = _fleet(config, load, sharing)
     metrics = Metrics()
     owners = ResponseOwners()
@@ -92,17 +96,17 @@ async def running(config: Config) -> AsyncIterator[Router]:
             fleet, exchange, tokenizers, owners, metrics, paths, max_active_requests=limit
         )
         metrics.registry.register(FleetCollector(fleet, tokenizers))
-        if sharing is not None:
-            metrics.registry.register(ReplicaCollector(sharing))
-        admin = Admin(fleet, metrics, Explainer(fleet, door.prompt), sharing)
+        metrics.registry.register(ReplicaCollector(sharing, link))
+        explainer = Explainer(fleet, door.prompt)
+        admin = Admin(fleet, metrics, explainer, partial(replicas, sharing, link))
         async with (
             admin_listening(admin, config.server) as admin_port,
             listening(door, config) as port,
-            _sharing(sharing, fleet),
-            _keeping(config, fleet, probes),
+            _connected(link, sharing, fleet),
+            _keeping(config, fleet, probes, link, name),
             _ticking(fleet, metrics),
         ):
-            yield Router(fleet, door, metrics, tokenizers, sharing, port, admin_port)
+            yield Router(fleet, door, metrics, tokenizers, sharing, link, port, admin_port)
 
 
 def _fleet(config: Config, load: Load, sharing: Sharing | None) -> Fleet:
@@ -131,9 +135,14 @@ def _fleet(config: Config, load: Load, sharing: Sharing | None) -> Fleet:
 
 
 @asynccontextmanager
-async def _sharing(sharing: Sharing | None, fleet: Fleet) -> AsyncIterator[None]:
-    """Share bookings with other replicas, where there may be any."""
-    async with background({} if sharing is None else sharing.runs(fleet)):
+async def _connected(
+    link: NatsLink | None, sharing: Sharing | None, fleet: Fleet
+) -> AsyncIterator[None]:
+    """Be connected to NATS and share bookings, where that is wanted. Stops in reverse order."""
+    async with (
+        background({} if link is None else {"NATS": link.run}),
+        background({} if sharing is None else sharing.runs(fleet)),
+    ):
         yield
 
 
@@ -157,14 +166,20 @@ async def _tokenizer_pool(config: Config) -> AsyncIterator[TokenizerPool]:
 
 @asynccontextmanager
 async def _keeping(
-    config: Config, fleet: Fleet, probes: aiohttp.ClientSession
+    config: Config,
+    fleet: Fleet,
+    probes: aiohttp.ClientSession,
+    link: NatsLink | None,
+    name: str,
 ) -> AsyncIterator[None]:
     """Keep all workers, and load the tokenizers of the models that they turn out to serve."""
     loader = TokenizerLoader(config.tokenizer)
     with zmq.asyncio.Context() as context:
         context.set(zmq.MAX_SOCKETS, MAX_ZMQ_SOCKETS)
 
-        def make_source(rank: WorkerRank, events: RankEvents) -> ZmqSource:
+        def make_source(rank: WorkerRank, events: RankEvents) -> EventSource:
+            if link is not None and _is_relayed(config, fleet, rank):
+                return relayed_source(rank, fleet, link, config, name)
             return ZmqSource(
                 rank,
                 events.endpoint,
@@ -183,6 +198,10 @@ async def _keeping(
         }
         async with background({**keepers, "tokenizers": lambda: loader.run(fleet)}):
             yield
+
+
+def _is_relayed(config: Config, fleet: Fleet, rank: WorkerRank) -> bool:
+    return config.nats.relayed or fleet.workers[rank.worker].config.relayed
 
 
 def _source_settings(

@@ -4,7 +4,7 @@ import argparse
 import importlib.metadata
 from collections.abc import Sequence
 
-from kvrouter.commands import check, doctor, explain, serve
+from kvrouter.commands import check, doctor, explain, relay, serve
 from kvrouter.config import ConfigError
 from kvrouter.demo.command import add_command as add_demo_command
 from kvrouter.replay.command import add_command as add_replay_command
@@ -41,6 +41,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"kvrouter {version}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     serve.add_command(commands)
+    relay.add_command(commands)
     add_demo_command(commands)
     add_engine_command(commands)
     add_replay_command(commands)

@@ -1,0 +1,1 @@
+"""Beside an engine: its KV events onto NATS, numbered, hashed, and with a memory."""

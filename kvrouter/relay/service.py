@@ -1,0 +1,168 @@
+"""The relay itself: engines' ZMQ streams in, NATS out; the shell of `RankStream`.
+
+Gaps, replays and restarts of engines are dealt with here, next to them. What is dropped then is
+dropped everywhere at once, by a higher epoch.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from functools import partial
+
+import aiohttp
+
+from events import EventBatch, WorkerRank
+from events.nats_link import NatsLink, Received
+from events.relayed import Head, MalformedRelayed, Want, decode, encode
+from events.stream import ResyncReason, StreamState
+from events.subjects import Subjects
+from events.zmq_source import EventSink, ZmqSource
+from kvrouter.config import HealthConfig, RankEvents, WorkerConfig, worker_name
+from kvrouter.joining import JoinError, learn
+from kvrouter.relay.stream import RankStream
+from kvrouter.supervision import background
+
+log = logging.getLogger(__name__)
+
+HEAD_S = 0.5
+"""How often a relay says how far each rank is: a lost last batch is noticed within that."""
+
+MakeSource = Callable[[WorkerRank, RankEvents, EventSink], ZmqSource]
+
+
+class Relay:
+    """The ranks of all engines beside this relay; the sink of their sources."""
+
+    def __init__(self, link: NatsLink, subjects: Subjects) -> None:
+        self.streams: dict[WorkerRank, RankStream] = {}
+        self.published = 0
+        self.published_bytes = 0
+        self._link = link
+        self._subjects = subjects
+        link.watch(self._link_changed)
+
+    def add(self, rank: WorkerRank) -> None:
+        """Publish a rank from now on."""
+        if rank not in self.streams:
+            self.streams[rank] = RankStream(time.time_ns())
+            history = self._subjects.history(rank.worker, rank.dp_rank)
+            self._link.subscribe(history, partial(self._asked, rank))
+
+    async def run(self) -> None:
+        """Say how far we are, again and again, until cancelled."""
+        while True:
+            self._say_heads()
+            await asyncio.sleep(HEAD_S)
+
+    # What engines publish
+
+    def on_batch(self, rank: WorkerRank, batch: EventBatch) -> None:
+        """Number a batch and publish it."""
+        published = self.streams[rank].take(batch)
+        self._publish(rank, encode(published))
+
+    def on_resync(self, rank: WorkerRank, reason: ResyncReason) -> None:
+        """Begin anew."""
+        log.info("%s/%d: begins anew (%s)", rank.worker, rank.dp_rank, reason)
+        self._publish(rank, encode(self.streams[rank].restart()))
+
+    def on_state(self, rank: WorkerRank, state: StreamState) -> None:
+        """Tell how well the engine is heard."""
+        self.streams[rank].stream = state
+        self._say_head(rank)
+
+    def _publish(self, rank: WorkerRank, payload: bytes) -> None:
+        self.published += 1
+        self.published_bytes += len(payload)
+        self._link.publish(self._subjects.events(rank.worker, rank.dp_rank), payload)
+
+    # What routers want
+
+    def _asked(self, rank: WorkerRank, message: Received) -> None:
+        try:
+            want = decode(message.payload)
+        except MalformedRelayed as error:
+            log.warning("a request that cannot be read: %s", error)
+            return
+        if not isinstance(want, Want) or not message.reply:
+            return
+        for answer in self.streams[rank].answer(want):
+            self._link.publish(message.reply, encode(answer))
+
+    def _link_changed(self, *, connected: bool) -> None:
+        if connected:
+            self._say_heads()
+
+    def _say_heads(self) -> None:
+        for rank in self.streams:
+            self._say_head(rank)
+
+    def _say_head(self, rank: WorkerRank) -> None:
+        head: Head = self.streams[rank].head()
+        self._publish(rank, encode(head))
+
+
+class RelayedEngine:
+    """One engine: learned, listened to, and learned again when it was gone."""
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        relay: Relay,
+        make_source: MakeSource,
+        session: aiohttp.ClientSession,
+        settings: HealthConfig,
+    ) -> None:
+        self.name = worker_name(config)
+        self._config = config
+        self._relay = relay
+        self._make_source = make_source
+        self._session = session
+        self._settings = settings
+
+    async def run(self) -> None:
+        """Relay until cancelled. An engine that was gone is learned anew when it is back."""
+        while True:
+            endpoints = await self._learn()
+            if not endpoints:
+                await asyncio.sleep(self._settings.interval_s)
+                continue
+            runs = {f"events of rank {rank}": self._source(rank, at).run for rank, at in endpoints}
+            async with background(runs):
+                while await self._came_back() in (None, endpoints):
+                    pass
+
+    async def _came_back(self) -> list[tuple[int, RankEvents]] | None:
+        """Wait until the engine has been gone and is back; what it publishes then."""
+        was_gone = False
+        while True:
+            await asyncio.sleep(self._settings.interval_s)
+            is_there = await self._is_healthy()
+            if is_there and was_gone:
+                return await self._learn()
+            was_gone = was_gone or not is_there
+
+    async def _is_healthy(self) -> bool:
+        timeout = aiohttp.ClientTimeout(total=self._settings.timeout_s)
+        url = self._config.url.rstrip("/") + "/health"
+        try:
+            async with self._session.get(url, timeout=timeout) as response:
+                return response.status < 500  # noqa: PLR2004  the server's errors
+        except (aiohttp.ClientError, OSError, TimeoutError):
+            return False
+
+    async def _learn(self) -> list[tuple[int, RankEvents]] | None:
+        try:
+            facts = await learn(self._session, self._config)
+        except JoinError as error:
+            log.debug("engine %s: %s", self.name, error)
+            return None
+        for note in facts.notes:
+            log.debug("engine %s: %s", self.name, note)
+        return [(rank, at) for rank, at in sorted(facts.events.items()) if at is not None]
+
+    def _source(self, dp_rank: int, endpoint: RankEvents) -> ZmqSource:
+        rank = WorkerRank(self.name, dp_rank)
+        self._relay.add(rank)
+        return self._make_source(rank, endpoint, self._relay)

@@ -1,0 +1,133 @@
+"""Routers that hear engines through relays: alone, and beside others that hear them directly."""
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from support.nats import nats_server
+from support.processes import command
+from support.replicas import Group, group
+from support.stack import router_tables, until
+
+from events import WorkerRank
+from events.stream import StreamState
+from kvrouter.config import parse_config
+from kvrouter.demo.nats_server import NatsServer
+from kvrouter.relay.service import Relay
+from kvrouter.relay.wiring import relaying
+from kvrouter.wiring import Router
+
+TEXT = "a document that is asked about again and again " * 40
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[NatsServer]:
+    async with nats_server() as running:
+        yield running
+
+
+@asynccontextmanager
+async def relay_for(made: Group, server: NatsServer) -> AsyncIterator[Relay]:
+    """A relay beside all engines."""
+    tables = router_tables(
+        [engine.url for engine in made.engines], {"nats": {"servers": [server.url]}}
+    )
+    async with relaying(parse_config(tables)) as relay:
+        yield relay
+
+
+def relayed(server: NatsServer, **nats: Any) -> dict[str, Any]:
+    return {"nats": {"servers": [server.url], "relayed": True} | nats}
+
+
+def hears(router: Router) -> bool:
+    return all(state.stream is StreamState.LIVE for state in router.fleet.ranks.values())
+
+
+def blocks(router: Router) -> dict[WorkerRank, int]:
+    return {
+        rank: pool.index.blocks(rank)
+        for pool in router.fleet.pools.values()
+        for rank in pool.index.ranks()
+    }
+
+
+async def test_a_prompt_is_found_again_through_a_relay(server: NatsServer) -> None:
+    async with group(engines=2, routers=1, **relayed(server)) as made, relay_for(made, server):
+        (router,) = made.routers
+        await until(lambda: hears(router))
+        first = await made.chat(router, TEXT)
+        await until(lambda: sum(blocks(router).values()) > 10)
+        second = await made.chat(router, TEXT)
+        assert second.headers["x-kvrouter-worker"] == first.headers["x-kvrouter-worker"]
+        assert int(second.headers["x-kvrouter-predicted-cached-tokens"]) > 0
+        usage = (await second.json())["usage"]
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        assert int(second.headers["x-kvrouter-predicted-cached-tokens"]) == cached
+
+
+async def test_routers_that_hear_directly_and_through_relays_know_the_same(
+    server: NatsServer,
+) -> None:
+    """A mixed fleet: each way has the same blocks, also at a router that starts late."""
+    async with group(engines=2, routers=1, **relayed(server)) as made, relay_for(made, server):
+        made.tables["nats"] = {"servers": [server.url]}
+        await made.add_router()
+        await until(lambda: all(hears(router) for router in made.routers))
+        for number in range(10):
+            await made.chat(made.routers[number % 2], f"{number} {TEXT}")
+        made.tables["nats"] = {"servers": [server.url], "relayed": True}
+        await made.add_router()
+        await until(lambda: sum(blocks(made.routers[1]).values()) > 100)
+        first, second, late = made.routers
+        await until(lambda: blocks(first) == blocks(second) == blocks(late))
+
+
+async def test_a_worker_may_be_heard_through_a_relay_and_another_not(server: NatsServer) -> None:
+    async with group(engines=2, routers=0, nats={"servers": [server.url]}) as made:
+        made.tables["workers"][1]["relayed"] = True
+        router = await made.add_router()
+        first, second = router.fleet.ranks.values()
+        await until(lambda: first.stream is StreamState.LIVE)
+        assert second.stream is not StreamState.LIVE
+        async with relay_for(made, server):
+            await until(lambda: hears(router))
+
+
+async def test_the_relay_command_relays(server: NatsServer) -> None:
+    """As a user starts it; killed, and started again beside a warm engine."""
+    async with group(engines=1, routers=1, **relayed(server)) as made:
+        (router,) = made.routers
+        flags = [f"--engine={made.engines[0].url}", f"--nats={server.url}"]
+        async with command("relay", *flags) as relay:
+            await relay.line_with("relaying")
+            await until(lambda: hears(router))
+            await made.chat(router, TEXT)
+            await until(lambda: sum(blocks(router).values()) > 10)
+            before = blocks(router)
+            await relay.stop(signal.SIGKILL)
+        async with command("relay", *flags) as relay:
+            await relay.line_with("relaying")
+            await made.chat(router, "something else " * 40)
+            await until(lambda: sum(blocks(router).values()) > sum(before.values()))
+            assert hears(router)
+
+
+async def test_an_engine_that_restarts_leaves_no_phantoms(server: NatsServer) -> None:
+    """R5: it restarts on the same address while a new router starts."""
+    async with group(engines=1, routers=1, **relayed(server)) as made, relay_for(made, server):
+        (router,) = made.routers
+        await until(lambda: hears(router))
+        await made.chat(router, TEXT)
+        await until(lambda: sum(blocks(router).values()) > 10)
+        (engine,) = made.engines
+        starting = asyncio.create_task(made.add_router())
+        await engine.restart()
+        late = await starting
+        await until(lambda: sum(blocks(router).values()) == 0)
+        await until(lambda: sum(blocks(late).values()) == 0)
+        await made.chat(router, "after the restart " * 30)
+        await until(lambda: 0 < sum(blocks(router).values()) == sum(blocks(late).values()))
