@@ -14,6 +14,9 @@ all its threads; the least and the median of the repetitions are reported, in mi
 `parse` (scan the body, decode the messages), `encode` (text to ids), `hash` (block hashes, 16
 tokens each); `render` is the rest of `all`: the chat template above all.
 
+Then the memory of the cache of pieces, where `tokenizers` encodes: bytes that Python allocated for
+each MB of text, by its own count and by the cache's.
+
 Prints one JSON object, and a table of the least times to standard error.
 """
 
@@ -27,6 +30,7 @@ import subprocess
 import sys
 import sysconfig
 import time
+import tracemalloc
 from array import array
 from collections.abc import Callable
 from importlib.metadata import version
@@ -34,8 +38,13 @@ from pathlib import Path
 from typing import Any
 
 from kvrouter.openai.body import Endpoint, parse_body
-from kvrouter.tokenize import BackendSettings, ModelTokenizer
+from kvrouter.tokenize import BackendSettings, ModelTokenizer, PoolSettings
+from kvrouter.tokenize.cuts import cuts_of
+from kvrouter.tokenize.hash_runs import HashRuns
+from kvrouter.tokenize.hf import HfBackend
 from kvrouter.tokenize.ladder import Ladder
+from kvrouter.tokenize.location import find_tokenizer
+from kvrouter.tokenize.segments import CachedBackend, SegmentCache
 
 SIZES = {"1 KB": 1_000, "32 KB": 32_768, "262 KB": 262_000}
 BACKENDS = ("auto", "hf")
@@ -113,7 +122,7 @@ class Stopwatch:
         return getattr(self._inner, name)
 
 
-def measured(tokenizer: ModelTokenizer, body: bytes) -> dict[str, float]:
+def measured(tokenizer: ModelTokenizer, runs: HashRuns, body: bytes) -> dict[str, float]:
     """Milliseconds of each part for one body."""
     if not isinstance(tokenizer.backend, Stopwatch):
         tokenizer.backend = Stopwatch(tokenizer.backend)  # type: ignore[assignment]  # stands for it
@@ -125,7 +134,7 @@ def measured(tokenizer: ModelTokenizer, body: bytes) -> dict[str, float]:
     parsed = time.process_time()
     prompt = tokenizer.prompt(request)
     tokenized = time.process_time()
-    prompt.prehash([BLOCK_SIZE])
+    prompt.prehash([BLOCK_SIZE], runs.block_hashes)
     ended = time.process_time()
     spent_s = {
         "parse": parsed - started,
@@ -142,18 +151,18 @@ def run(
 ) -> dict[str, dict[str, float]]:
     """The least and the median milliseconds of each part."""
     rows: list[dict[str, float]] = []
-    shared = load()
+    shared, runs = load(), HashRuns(PoolSettings().hash_bytes)
     pairs = [CASES[case](corpus, size) for _ in range(repeat)]
     bodies = [[json.dumps({"messages": each}).encode() for each in pair] for pair in pairs]
     if case != "cold":
         for before, _ in bodies:
-            measured(shared, before)
+            measured(shared, runs, before)
     for before, asked in bodies:
         tokenizer = shared
         if case == "cold":
             tokenizer = load()
-            measured(tokenizer, before)
-        rows.append(measured(tokenizer, asked))
+            measured(tokenizer, runs, before)
+        rows.append(measured(tokenizer, runs, asked))
     return {
         part: {
             "min": round(min(row[part] for row in rows), 4),
@@ -161,6 +170,21 @@ def run(
         }
         for part in PARTS
     }
+
+
+def memory(tokenizer: str, corpus: Corpus) -> dict[str, float]:
+    """MB of memory for each MB of text in the cache of pieces."""
+    hf = HfBackend.load(find_tokenizer(tokenizer))
+    texts = [corpus.take(32_768) for _ in range(64)]
+    cached = CachedBackend(hf, cuts_of(json.loads(hf.spec)), SegmentCache(1 << 30))
+    tracemalloc.start()
+    for text in texts:
+        cached.encode(text)
+    allocated = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    size = sum(map(len, texts))
+    counted = cached.cache.stats.bytes
+    return {"allocated": round(allocated / size, 2), "counted": round(counted / size, 2)}
 
 
 def commit() -> str:
@@ -197,7 +221,18 @@ def main() -> None:
                 print(f"{name:10}{label:>7} {case:9} {figures}", file=sys.stderr)
     versions = {each: version(each) for each in ("tokenizers", "fastokens", "jinja2", "msgspec")}
     about = {"commit": commit(), "seed": options.seed, "python": platform.python_version()}
-    print(json.dumps({**about, **versions, "unit": "ms of CPU", "results": results}, indent=2))
+    print(
+        json.dumps(
+            {
+                **about,
+                **versions,
+                "unit": "ms of CPU",
+                "results": results,
+                "cache_mb_per_mb": memory(options.tokenizer, Corpus(options.seed)),
+            },
+            indent=2,
+        )
+    )
 
 
 if __name__ == "__main__":

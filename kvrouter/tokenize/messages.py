@@ -82,10 +82,7 @@ def _message(message: Any, content_format: ContentFormat) -> dict[str, Any]:
     role = message.get("role") if isinstance(message, dict) else None
     if not isinstance(role, str):
         raise UnreadableMessagesError("a message has no role")
-    parts = _parts(message.get("content"))
-    if role == "system":
-        parts = _without_client_header(parts)
-    content = _as_text(parts) if content_format is ContentFormat.STRING else _as_parts(parts)
+    content = _content(message.get("content"), role, content_format)
     shown: dict[str, Any] = {"role": role, "content": content}
     if role == "assistant":
         shown |= _assistant_fields(message)
@@ -97,6 +94,15 @@ def _message(message: Any, content_format: ContentFormat) -> dict[str, Any]:
     if role == "developer":
         shown["tools"] = message.get("tools")
     return shown
+
+
+def _content(content: Any, role: str, content_format: ContentFormat) -> str | list[dict[str, Any]]:
+    if isinstance(content, str) and content_format is ContentFormat.STRING and role != "system":
+        return content  # most messages of most chats
+    parts = _parts(content)
+    if role == "system":
+        parts = _without_client_header(parts)
+    return _as_text(parts) if content_format is ContentFormat.STRING else _as_parts(parts)
 
 
 def _parts(content: Any) -> list[Any]:

@@ -117,8 +117,29 @@ def _strftime_now(form: str) -> str:
     return datetime.now().strftime(form)  # noqa: DTZ005  # the engine takes its local time too
 
 
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """The sandbox of `transformers`, with a short cut for what templates do most: `message.role`.
+
+    The library asks a dictionary for an attribute first, fails, and takes the item; with an
+    exception for each field of each message that is most of the time of a long chat. Where the
+    name is no attribute of dictionaries the outcome is known.
+    """
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """See `jinja2.Environment`."""
+        if type(obj) is dict and attribute not in _DICT_ATTRIBUTES:
+            try:
+                return obj[attribute]
+            except KeyError:
+                return self.undefined(obj=obj, name=attribute)
+        return super().getattr(obj, attribute)
+
+
+_DICT_ATTRIBUTES = frozenset(dir(dict))
+
+
 def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
+    environment = _Sandbox(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
     )
     environment.filters["tojson"] = _to_json

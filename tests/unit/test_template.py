@@ -1,9 +1,13 @@
 """Chat templates: what they see, what they may do, which content they want."""
 
+import re
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
+import jinja2
 import pytest
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from kvrouter.tokenize.content_format import ContentFormat
 from kvrouter.tokenize.template import ChatTemplate, TemplateError, TemplateRefusedError
@@ -189,3 +193,34 @@ def test_variables_assigned_from_each_other_end_the_search() -> None:
 def test_a_template_knows_the_developer_when_it_names_it(source: str, knows: bool) -> None:
     text = source if "%" not in source else "{% set m = messages[0] %}" + source + "{% endif %}"
     assert ChatTemplate(text, {}).knows_developer is knows
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        *(
+            "m.role",
+            "m.items",
+            "m.nothing is defined",
+            "m.nothing.more is defined",
+            "m.get('role')",
+        ),
+        *("m.keys() | list", "m['role']", "m['items'] is defined", "m.__class__ is defined"),
+        *("m.copy() == m", "m.pop is defined", "m.content.upper()", "m.update is defined"),
+    ],
+)
+def test_fields_of_messages_are_found_as_the_library_finds_them(expression: str) -> None:
+    """The short cut for `message.role` must not be seen."""
+    plain = ImmutableSandboxedEnvironment()
+    message = {"role": "user", "content": "hi", "items": 3}
+    expected = outcome(lambda: plain.from_string(f"{{{{ {expression} }}}}").render(m=message))
+    source = f"{{% set m = messages[0] %}}{{{{ {expression} }}}}"
+    assert outcome(lambda: render(source, [message])) == expected
+
+
+def outcome(rendered: Callable[[], str]) -> str:
+    """The text, or that it is refused; an address in a text is left out."""
+    try:
+        return re.sub("0x[0-9a-f]+", "", rendered())
+    except (TemplateRefusedError, jinja2.TemplateError):
+        return "refused"
