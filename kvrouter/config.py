@@ -169,6 +169,8 @@ class NatsConfig(_Section, frozen=True, kw_only=True):
     """The first token of all subjects: deployments that share a NATS need different ones."""
     relayed: bool = False
     """The events of all workers come from relays, not of those alone that say so."""
+    discover: bool = False
+    """Workers that relays announce are used, beside those that are configured."""
     user: str | None = None
     password: str | None = None
     token: str | None = None

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -20,12 +20,14 @@ import zmq.asyncio
 from events import WorkerRank
 from events.nats_link import NatsLink
 from events.stream import SubscriptionSettings
+from events.subjects import Subjects
 from events.zmq_source import SourceSettings, ZmqSource
 from indexer import PredictedBlocks, RadixIndex
 from kvrouter.admin import Admin, admin_listening
 from kvrouter.breaker import RetryBudget
 from kvrouter.collector import FleetCollector
 from kvrouter.config import Config, RankEvents
+from kvrouter.discovery import Discovery
 from kvrouter.explain import Explainer
 from kvrouter.fleet import Fleet
 from kvrouter.health import Keeper
@@ -46,6 +48,7 @@ from kvrouter.sharing import Sharing, joint, nats_link, relayed_source, replica_
 from kvrouter.sticky import ResponseOwners
 from kvrouter.supervision import background
 from kvrouter.tokenize import PoolSettings, TokenizerPool
+from kvrouter.workers import Worker
 
 log = logging.getLogger(__name__)
 
@@ -190,13 +193,18 @@ async def _keeping(
                 context=context,
             )
 
-        keepers = {
-            f"worker {worker.name}": Keeper(
-                worker, fleet, Listeners(worker.name, fleet, make_source), probes, config.health
-            ).run
+        def make_keeper(worker: Worker) -> Callable[[], Awaitable[None]]:
+            listeners = Listeners(worker.name, fleet, make_source)
+            return Keeper(worker, fleet, listeners, probes, config.health).run
+
+        runs: dict[str, Callable[[], Awaitable[None]]] = {
+            f"worker {worker.name}": make_keeper(worker)
             for worker in map(fleet.add, config.workers)
         }
-        async with background({**keepers, "tokenizers": lambda: loader.run(fleet)}):
+        if link is not None and config.nats.discover:
+            subjects = Subjects(config.nats.prefix)
+            runs["discovery"] = Discovery(fleet, link, subjects, make_keeper).run
+        async with background({**runs, "tokenizers": lambda: loader.run(fleet)}):
             yield
 
 

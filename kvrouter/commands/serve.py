@@ -56,6 +56,12 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         metavar="URL",
         help="a NATS server, to share the load with other routers; may be given many times",
     )
+    parser.add_argument(
+        "--discover",
+        action="store_true",
+        default=None,
+        help="use the workers that `kvrouter relay` announces on NATS",
+    )
     parser.add_argument("--config", type=Path, metavar="FILE", help="a TOML file with all settings")
     parser.add_argument("--access-log", action="store_true", default=None, help="log each request")
     parser.add_argument(
@@ -77,7 +83,7 @@ def run(options: argparse.Namespace) -> int:
     config = configuration(options)
     access_level = logging.INFO if config.server.access_log else logging.WARNING
     logging.getLogger("kvrouter.access").setLevel(access_level)
-    if not config.workers:
+    if not (config.workers or config.nats.discover):
         raise ConfigError("workers: give at least one --worker URL, or [[workers]] in --config")
     return uvloop.run(_serve(config))
 
@@ -94,6 +100,7 @@ def configuration(options: argparse.Namespace) -> Config:
         ("server", "admin_port"): options.admin_port,
         ("server", "access_log"): options.access_log,
         ("nats", "servers"): options.nats,
+        ("nats", "discover"): options.discover,
     }
     for (section, field), value in flags.items():
         if value is not None:

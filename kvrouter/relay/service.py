@@ -13,6 +13,7 @@ from functools import partial
 import aiohttp
 
 from events import EventBatch, WorkerRank
+from events.announce import Announcement, encode_announcement
 from events.nats_link import NatsLink, Received
 from events.relayed import Head, MalformedRelayed, Want, decode, encode
 from events.stream import ResyncReason, StreamState
@@ -28,6 +29,11 @@ log = logging.getLogger(__name__)
 HEAD_S = 0.5
 """How often a relay says how far each rank is: a lost last batch is noticed within that."""
 
+_BEATS_AN_ANNOUNCEMENT = 4
+
+LEASE_S = 6.0
+"""How long an announced worker is believed to be there after its relay's last word."""
+
 MakeSource = Callable[[WorkerRank, RankEvents, EventSink], ZmqSource]
 
 
@@ -40,7 +46,26 @@ class Relay:
         self.published_bytes = 0
         self._link = link
         self._subjects = subjects
+        self._engines: dict[str, str] = {}
         link.watch(self._link_changed)
+        link.subscribe(subjects.who, self._asked_who)
+
+    def announce(self, worker: str, url: str) -> None:
+        """Tell routers of this worker from now on; they must be able to reach its URL."""
+        self._engines[worker] = url
+        self._announce(worker, LEASE_S)
+
+    def _announce(self, worker: str, lease_s: float) -> None:
+        announcement = Announcement(worker, self._engines[worker], lease_s)
+        self._link.publish(self._subjects.worker(worker), encode_announcement(announcement))
+
+    def _announce_all(self, lease_s: float = LEASE_S) -> None:
+        for worker in self._engines:
+            self._announce(worker, lease_s)
+
+    def _asked_who(self, message: Received) -> None:
+        del message
+        self._announce_all()
 
     def add(self, rank: WorkerRank) -> None:
         """Publish a rank from now on."""
@@ -50,10 +75,17 @@ class Relay:
             self._link.subscribe(history, partial(self._asked, rank))
 
     async def run(self) -> None:
-        """Say how far we are, again and again, until cancelled."""
-        while True:
-            self._say_heads()
-            await asyncio.sleep(HEAD_S)
+        """Say who is there and how far we are, again and again, until cancelled."""
+        beat = 0
+        try:
+            while True:
+                self._say_heads()
+                if beat % _BEATS_AN_ANNOUNCEMENT == 0:
+                    self._announce_all()
+                beat += 1
+                await asyncio.sleep(HEAD_S)
+        finally:
+            self._announce_all(lease_s=0.0)
 
     # What engines publish
 
@@ -93,6 +125,7 @@ class Relay:
     def _link_changed(self, *, connected: bool) -> None:
         if connected:
             self._say_heads()
+            self._announce_all()
 
     def _say_heads(self) -> None:
         for rank in self.streams:
@@ -128,6 +161,7 @@ class RelayedEngine:
             if not endpoints:
                 await asyncio.sleep(self._settings.interval_s)
                 continue
+            self._relay.announce(self.name, self._config.url)
             runs = {f"events of rank {rank}": self._source(rank, at).run for rank, at in endpoints}
             async with background(runs):
                 while await self._came_back() in (None, endpoints):

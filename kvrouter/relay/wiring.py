@@ -40,5 +40,6 @@ async def relaying(config: Config) -> AsyncIterator[Relay]:
                 for worker in config.workers
             ]
             runs = {f"engine {engine.name}": engine.run for engine in engines}
-            async with background({"NATS": link.run, "heads": relay.run} | runs):
+            # In this order, so that the last words of the inner ones still go out.
+            async with background({"NATS": link.run}), background({"heads": relay.run} | runs):
                 yield relay

@@ -131,3 +131,24 @@ async def test_an_engine_that_restarts_leaves_no_phantoms(server: NatsServer) ->
         await until(lambda: sum(blocks(late).values()) == 0)
         await made.chat(router, "after the restart " * 30)
         await until(lambda: 0 < sum(blocks(router).values()) == sum(blocks(late).values()))
+
+
+async def test_workers_come_and_go_as_relays_announce_them(server: NatsServer) -> None:
+    """A router without any configured worker, before and after there is a relay."""
+    async with group(
+        engines=2, routers=0, nats={"servers": [server.url], "discover": True}
+    ) as made:
+        engines, made.tables["workers"] = made.tables["workers"], []
+        made.engines, hidden = [], made.engines
+        router = await made.add_router()
+        made.engines, made.tables["workers"] = hidden, engines
+        assert not router.fleet.workers
+        async with relay_for(made, server):
+            await until(lambda: len(router.fleet.ranks) == 2 and hears(router))
+            made.tables["workers"] = []
+            late = await made.add_router()
+            await until(lambda: len(late.fleet.ranks) == 2 and hears(late))
+            await until(lambda: router.fleet.pools["tiny"].tokenizer is not None)
+            assert (await made.chat(router, TEXT)).status == 200
+        await until(lambda: not router.fleet.workers and not late.fleet.workers)
+        assert (await made.chat(router, TEXT)).status in (404, 503)

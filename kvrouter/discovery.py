@@ -1,0 +1,83 @@
+"""Workers that relays announce on NATS: kept while they are, and forgotten afterwards."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+from events.announce import Announced, MalformedAnnouncement, decode_announcement
+from events.nats_link import NatsLink, Received
+from events.subjects import Subjects
+from kvrouter.config import WorkerConfig
+from kvrouter.fleet import Fleet
+from kvrouter.supervision import cancelled, supervised
+from kvrouter.workers import Worker
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.25
+
+MakeKeeper = Callable[[Worker], Callable[[], Awaitable[None]]]
+
+
+class Discovery:
+    """Adds announced workers to the fleet, each with a keeper, and removes them.
+
+    Workers that are configured stay what they are, whatever is announced under their names.
+    """
+
+    def __init__(
+        self, fleet: Fleet, link: NatsLink, subjects: Subjects, make_keeper: MakeKeeper
+    ) -> None:
+        self._fleet = fleet
+        self._link = link
+        self._subjects = subjects
+        self._make_keeper = make_keeper
+        self._announced = Announced()
+        self._kept: dict[str, tuple[str, asyncio.Task[None]]] = {}
+
+    async def run(self) -> None:
+        """Follow the announcements until cancelled."""
+        subscription = self._link.subscribe(self._subjects.all_workers, self._hear)
+        self._link.watch(self._link_changed)
+        if self._link.is_connected:
+            self._link_changed(connected=True)
+        try:
+            while True:
+                self._announced.tick(time.monotonic())
+                await self._settle()
+                await asyncio.sleep(TICK_S)
+        finally:
+            self._link.unwatch(self._link_changed)
+            self._link.unsubscribe(subscription)
+            await cancelled([task for _, task in self._kept.values()])
+            self._kept.clear()
+
+    def _link_changed(self, *, connected: bool) -> None:
+        self._announced.connection_changed(time.monotonic(), connected=connected)
+        if connected:
+            self._link.publish(self._subjects.who, b"")
+
+    def _hear(self, message: Received) -> None:
+        try:
+            announcement = decode_announcement(message.payload)
+        except MalformedAnnouncement as error:
+            log.warning("an announcement that cannot be read: %s", error)
+            return
+        self._announced.heard(announcement, time.monotonic())
+
+    async def _settle(self) -> None:
+        """Make the fleet what is announced."""
+        wanted = self._announced.workers
+        for name, (url, task) in list(self._kept.items()):
+            if wanted.get(name) != url:
+                await cancelled([task])
+                del self._kept[name]
+                self._fleet.remove(name)
+                log.info("worker %s is not announced any more", name)
+        for name, url in wanted.items():
+            if name not in self._kept and name not in self._fleet.workers:
+                worker = self._fleet.add(WorkerConfig(url=url, name=name, relayed=True))
+                keep = supervised(f"worker {name}", self._make_keeper(worker))
+                self._kept[name] = (url, asyncio.create_task(keep))
+                log.info("worker %s is announced at %s", name, url)
