@@ -19,7 +19,7 @@ Anything that changes a hash changes `RULE_VERSION`: stored hashes of another ve
 import struct
 import sys
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from xxhash import xxh3_64_digest
 
@@ -40,6 +40,8 @@ def namespace(
     Two different combinations never give the same bytes: each part is tagged and carries its
     length. Text that is no valid Unicode (a lone surrogate in a client's salt) is fine.
     """
+    if model is lora is salt is None:
+        return b""
     parts = ((b"m", model), (b"l", lora), (b"s", salt))
     return b"".join(_tagged(tag, text) for tag, text in parts if text is not None)
 
@@ -77,15 +79,15 @@ def chain(
     if block_size <= 0:
         raise ValueError(f"a block size is at least 1 token, not {block_size}")
     blocks = _blocks(token_ids, block_size)
-    if any(extras):
+    if extras and any(extras):
         return _chain_with_extras(previous, blocks, extras)
     # One expression over ready-made slices: hashing is a large part of applying an event.
     return b"".join([previous := xxh3_64_digest(previous + block) for (block,) in blocks])
 
 
-def next_hash(previous: bytes, token_ids: Sequence[int]) -> bytes:
-    """The hash of one block with these tokens, which follows the block `previous`."""
-    return xxh3_64_digest(previous + struct.pack(f"<{len(token_ids)}I", *token_ids))
+def block_packer(block_size: int) -> Callable[..., bytes]:
+    """What makes one block's token ids, given one by one, into the bytes that its hash covers."""
+    return struct.Struct(f"<{block_size}I").pack
 
 
 def _chain_with_extras(

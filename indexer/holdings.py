@@ -18,11 +18,11 @@ are aliases of it.
 import struct
 from collections.abc import Iterable, Sequence
 
-from xxhash import xxh3_64_intdigest
+from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
-from events import EngineHash, Tier, WorkerRank
+from events import BlocksStored, EngineHash, Tier, WorkerRank
 from indexer.groups import window_blocks
-from indexer.hashing import HASH_BYTES, next_hash
+from indexer.hashing import HASH_BYTES, block_packer, chain
 from indexer.run import Run
 from indexer.tree import Node, Span, Tree
 
@@ -44,6 +44,14 @@ def to_name(engine_hash: EngineHash) -> int:
 def to_names(engine_hashes: Sequence[EngineHash]) -> list[int]:
     """Engine hashes as names, in order."""
     return [name if type(name) is int else to_name(name) for name in engine_hashes]
+
+
+def pairs_up(event: BlocksStored) -> bool:
+    """Whether each named block comes with its tokens, or with its hash."""
+    size, blocks = event.block_size, len(event.block_hashes)
+    if event.hashes:
+        return size > 0 and len(event.hashes) == HASH_BYTES * blocks
+    return size > 0 and len(event.token_ids) == size * blocks
 
 
 class Group:
@@ -96,6 +104,7 @@ class Holdings:
         "opaque",
         "orphan_limit",
         "orphaned_events",
+        "pack_block",
         "rank",
         "runs",
         "tree",
@@ -109,6 +118,7 @@ class Holdings:
         self.tree = tree
         self.runs: dict[Node, Run] = {}
         self.block_size: int | None = None
+        self.pack_block = block_packer(0)
         self.capacity: int | None = None
         self.orphan_limit = ORPHANS_BEFORE_RESYNC
         self._forget_all()
@@ -148,6 +158,7 @@ class Holdings:
                 sum(group.counts.get(Tier.GPU, {}).values()) for group in groups.values()
             )
         self.block_size = block_size
+        self.pack_block = block_packer(block_size)
 
     # What is known
 
@@ -192,31 +203,49 @@ class Holdings:
 
     # Storing
 
-    def decode(self, name: int, parent: int, token_ids: list[int]) -> bytes:
-        """Store one block behind `parent` where that only lengthens a leaf of our own.
+    def lengthen(self, event: BlocksStored) -> bytes:
+        """Store an event's blocks where they do no more than lengthen a leaf that is ours alone.
 
-        Decoding does this and nothing else, a block at a time. Returns the block's hash; nothing,
+        Decoding does this and nothing else, a block at a time. Returns the blocks' hashes; nothing,
         and nothing is done, where the case is another one.
         """
-        run = self.where.get(parent)
-        if run is None or name in self.where or self.main_of:
+        parent = event.parent
+        if type(parent) is not int or parent not in self.where:
             return b""
-        node = run.node
+        run = self.where[parent]
+        node, names, size = run.node, event.block_hashes, event.block_size
         if (
             node.full != self.bit
-            or node.some
             or node.children
-            or len(node.label) >= self.tree.label_bytes
+            or size != self.block_size
+            or event.group != self.main_group
+            or event.tier is not Tier.GPU
+            or self.main_of
+            or len(names) * HASH_BYTES > self.tree.label_bytes - len(node.label)
+            or (event.extra_keys is not None and any(event.extra_keys))
             or not run.names.endswith(parent.to_bytes(HASH_BYTES, "big"))
+            or not pairs_up(event)
         ):
             return b""
-        block_hash = next_hash(node.label[-HASH_BYTES:], token_ids)
-        node.label += block_hash
-        self.tree.blocks += 1
-        run.names += name.to_bytes(HASH_BYTES, "big")
-        self.where[name] = run
-        self.gpu_copies += 1
-        return block_hash
+        if len(names) == 1:
+            name = to_name(names[0])
+            if name in self.where:
+                return b""
+            behind = node.label[-HASH_BYTES:]
+            hashes = event.hashes or xxh3_64_digest(behind + self.pack_block(*event.token_ids))
+            self.where[name] = run
+            run.names += name.to_bytes(HASH_BYTES, "big")
+        else:
+            fresh = dict.fromkeys(to_names(names), run)
+            if len(fresh) < len(names) or not self.where.keys().isdisjoint(fresh):
+                return b""
+            hashes = event.hashes or chain(node.label[-HASH_BYTES:], event.token_ids, size)
+            self.where.update(fresh)
+            run.names += struct.pack(f">{len(fresh)}Q", *fresh)
+        node.label += hashes
+        self.tree.blocks += len(names)
+        self.gpu_copies += len(names)
+        return hashes
 
     def store(self, span: Span, names: Sequence[int], tier: Tier) -> None:
         """Count one more copy of the blocks at `span`, which these are the names of."""
@@ -252,15 +281,16 @@ class Holdings:
         self._write(run, node, at, struct.pack(f">{span.blocks}Q", *names))
         self.where.update(fresh)
         self.gpu_copies += span.blocks
-        node.show(self, run)
         return True
 
     def _write(self, run: Run, node: Node, at: int, names: bytes) -> None:
+        """Enter names in a run and show the node; what lengthens the run is its new end."""
         self.runs[node] = run
         end = len(run.names)
         run.write(at, names)
         if len(run.names) > end:
             run.node = node
+        node.show(self, run)
 
     def _take_place(self, name: int, node: Node, position: int) -> None:
         """Make `name` mean this place; its counts stay (none if it is new)."""
@@ -318,16 +348,17 @@ class Holdings:
         run = self.where.get(names[at])
         if run is None or run.missing or self.main_of or self.lower:
             return 0
-        size = min(len(reverse), len(run.names))
-        if reverse[-size:] != run.names[-size:]:
-            size = _common_end(reverse, run.names, size)
+        held = run.names
+        size = min(len(reverse), len(held))
+        if not held.endswith(reverse[-size:]):
+            size = _common_end(reverse, held, size)
         count = size // HASH_BYTES
         gone = names[at : at + count]
-        if not count or not self.copies.keys().isdisjoint(gone):
+        if not count or (self.copies and not self.copies.keys().isdisjoint(gone)):
             return 0
         for name in gone:
             del self.where[name]
-        run.names = run.names[:-size]
+        run.names = held[:-size]
         self.gpu_copies -= count
         self.tree.retreat(self, run)
         return count
@@ -425,8 +456,6 @@ class Holdings:
             run.lower &= ~(1 << at)
         else:
             run.lower |= 1 << at
-        node, _ = run.place(at)
-        node.show(self, run)
 
 
 def take_one(counts: dict[int, int], name: int) -> bool:

@@ -16,7 +16,8 @@ from indexer.hashing import namespace, root
 
 def origin(event: BlocksStored) -> bytes:
     """The root of an event that starts at the first token."""
-    return root(namespace(lora=event.lora_name, salt=_salt(event)))
+    salt = _salt(event) if event.extra_keys else None
+    return root(namespace(lora=event.lora_name, salt=salt))
 
 
 def extras(event: BlocksStored) -> list[bytes]:

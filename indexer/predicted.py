@@ -26,6 +26,7 @@ class PredictedBlocks:
     def __init__(self, *, max_blocks: int = MAX_BLOCKS) -> None:
         self._max_blocks = max_blocks
         self._until: dict[WorkerRank, dict[int, float]] = {}
+        self._latest: dict[WorkerRank, float] = {}  # no block of the rank lasts longer
         self._queue: list[tuple[float, int, WorkerRank, bytes]] = []  # by expiry, then by age
         self._queued_blocks = 0
         self._age = count()
@@ -38,8 +39,11 @@ class PredictedBlocks:
         until = now + ttl_s
         known = self._until.setdefault(rank, {})
         expected = dict.fromkeys(_blocks(hashes), until)
-        for block in expected.keys() & known.keys():
-            expected[block] = max(until, known[block])
+        if until < self._latest.get(rank, until):
+            for block in expected.keys() & known.keys():
+                expected[block] = max(until, known[block])
+        else:
+            self._latest[rank] = until
         known.update(expected)
         heapq.heappush(self._queue, (until, next(self._age), rank, hashes))
         self._queued_blocks += len(hashes) // HASH_BYTES
@@ -54,7 +58,7 @@ class PredictedBlocks:
         for block in _blocks(hashes):
             known.pop(block, None)
         if not known:
-            del self._until[rank]
+            self.drop(rank)
 
     def expire(self, now: float) -> None:
         """Forget what was expected up to `now` and has not come."""
@@ -72,11 +76,12 @@ class PredictedBlocks:
             if known.get(block, math.inf) <= until:
                 del known[block]
         if not known:
-            del self._until[rank]
+            self.drop(rank)
 
     def drop(self, rank: WorkerRank) -> None:
         """Forget all predictions of a rank; their entries in the queue run out by themselves."""
         self._until.pop(rank, None)
+        self._latest.pop(rank, None)
 
     def drop_worker(self, name: str) -> None:
         """Forget all predictions of a worker's ranks."""
@@ -104,6 +109,7 @@ class PredictedBlocks:
         queued = sum(len(hashes) // HASH_BYTES for *_, hashes in self._queue)
         _require(queued == self._queued_blocks, f"{self._queued_blocks} queued, {queued} found")
         _require(queued <= self._max_blocks, f"{queued} blocks, {self._max_blocks} allowed")
+        _require(self._latest.keys() == self._until.keys(), "ranks without predictions are kept")
         ends = {
             (rank, block, until)
             for until, _, rank, hashes in self._queue
@@ -111,6 +117,8 @@ class PredictedBlocks:
         }
         for rank, known in self._until.items():
             _require(bool(known), f"{rank} has an empty map")
+            late = max(known.values()) > self._latest[rank]
+            _require(not late, f"{rank} has blocks that last longer than it says")
             for block, until in known.items():
                 _require((rank, block, until) in ends, f"{rank} block {block:x} never expires")
 

@@ -17,7 +17,7 @@ from events import (
     WorkerRank,
 )
 from indexer.hashing import HASH_BYTES, chain
-from indexer.holdings import Group, Holdings, to_name, to_names
+from indexer.holdings import Group, Holdings, pairs_up, to_name, to_names
 from indexer.invariants import check_index
 from indexer.lookup import gpu_overlaps, overlap, steps
 from indexer.model import Applied, IgnoreCause, IndexStats, Overlap, ResyncCause
@@ -58,9 +58,9 @@ class RadixIndex:
                 _evict(holdings, evicted, applied)
                 evicted = []
             if type(event) is BlocksStored:
-                if decoded := _decode(holdings, event):
-                    applied.stored_blocks += 1
-                    stored.append(decoded)
+                if hashes := holdings.lengthen(event):
+                    applied.stored_blocks += len(hashes) // HASH_BYTES
+                    stored.append(hashes)
                 else:
                     self._store(holdings, event, applied, stored)
             else:
@@ -225,26 +225,6 @@ class RadixIndex:
         check_index(self._tree, self._holdings.values(), self._plain)
 
 
-def _decode(holdings: Holdings, event: BlocksStored) -> bytes:
-    """Apply the commonest event, one more block of a request that decodes, and return its hash.
-
-    Returns nothing, and does nothing, where the event is another one.
-    """
-    if len(event.block_hashes) != 1 or event.group != holdings.main_group:
-        return b""
-    (name,), parent, size = event.block_hashes, event.parent, event.block_size
-    if (
-        type(name) is not int
-        or type(parent) is not int
-        or size != holdings.block_size
-        or len(event.token_ids) != size
-        or event.tier is not Tier.GPU
-        or (event.extra_keys is not None and any(event.extra_keys))
-    ):
-        return b""
-    return holdings.decode(name, parent, event.token_ids)
-
-
 def _evict(holdings: Holdings, evicted: list[EngineHash], applied: Applied) -> None:
     removed = holdings.evict(to_names(evicted))
     applied.removed_blocks += removed
@@ -305,14 +285,6 @@ def _unusable(holdings: Holdings, event: BlocksStored) -> IgnoreCause | None:
     if event.tier is not Tier.GPU and event.block_size != holdings.block_size:
         return IgnoreCause.OTHER_BLOCK_SIZE
     return None
-
-
-def pairs_up(event: BlocksStored) -> bool:
-    """Whether each named block comes with its tokens, or with its hash."""
-    if event.hashes:
-        return event.block_size > 0 and len(event.hashes) == HASH_BYTES * len(event.block_hashes)
-    pairs = event.block_size > 0
-    return pairs and len(event.token_ids) == event.block_size * len(event.block_hashes)
 
 
 def _remove(holdings: Holdings, event: BlocksRemoved, applied: Applied) -> None:

@@ -98,10 +98,11 @@ class Run:
         return ones(count) & ~(self.missing >> position)
 
     def leading(self, position: int) -> int:
-        """How many blocks are on the GPU from `position` on, up to the first that is not."""
-        count = len(self.names) // HASH_BYTES - position
-        absent = (self.missing | self.lower) >> position
-        return min(count, (absent & -absent).bit_length() - 1) if absent else count
+        """How many blocks are there from `position` on, up to the first that is missing."""
+        missing = self.missing >> position
+        if missing:
+            return (missing & -missing).bit_length() - 1
+        return len(self.names) // HASH_BYTES - position
 
     def known_names(self) -> Iterator[int]:
         """The names of all known positions."""

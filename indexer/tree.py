@@ -5,9 +5,9 @@ their hashes, so that matching a whole run is one comparison of bytes. All names
 with an empty label: the first hash of a path already differs between them.
 
 A node knows its holders (worker ranks) in two forms that answer a match at once: `full` is a bit
-mask of those with every block of the label on the GPU; `partial` has all others, each with how many
-leading blocks it has there. So a match costs a step per node and one per holder that ends, whatever
-the number of blocks.
+mask of those with every block of the label; `partial` has all others, each with how many leading
+blocks it has there. So a match costs a step per node and one per holder that ends, whatever the
+number of blocks. Which tier a block is on is the holder's business.
 
 A holder's names for its blocks are in its `Run`s, one for each node that it has blocks in. A run
 goes on through several nodes, so a cut only enters the holders in the new node.
@@ -102,8 +102,9 @@ class Node:
 
     def forget(self, holder: Holder) -> None:
         """The holder has nothing here."""
-        self.full &= ~holder.bit
-        if self.partial is not None and self.some & holder.bit:
+        if self.full & holder.bit:
+            self.full ^= holder.bit
+        elif self.some & holder.bit and self.partial is not None:
             self.some ^= holder.bit
             del self.partial[holder]
             if not self.partial:
@@ -274,7 +275,7 @@ class Tree:
         """Tidy up the nodes that have lost blocks since the last time."""
         for node in self._shrunk:
             self._tidy(node, join=join)
-        self._shrunk.clear()
+        self._shrunk = {}
 
     def _tidy(self, node: Node, *, join: bool) -> None:
         """Detach or trim a leaf that nobody needs to its end; join a node with its only child."""
@@ -303,10 +304,11 @@ class Tree:
     def _detach(self, node: Node) -> Node:
         """Take an empty leaf out of the tree; returns what it hung on."""
         parent = node.above
-        del parent.children[node.first]
+        label = node.label
+        del parent.children[label[:HASH_BYTES]]
         node.parent = None
         self.nodes -= 1
-        self.blocks -= node.blocks
+        self.blocks -= len(label) // HASH_BYTES
         return parent
 
     def _can_join(self, node: Node, child: Node) -> bool:

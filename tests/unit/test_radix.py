@@ -206,6 +206,20 @@ def test_a_name_means_the_place_where_it_was_stored_last(bench: Bench) -> None:
     assert bench.index.blocks(W1) == 2
 
 
+def test_a_name_at_two_places_of_a_rank_is_gone_from_both_after_its_removals(bench: Bench) -> None:
+    """One hash at two places: the second one has both copies, and what is behind it goes on."""
+    bench.apply(W1, stored([1, 2, 3]))
+    bench.apply(W1, stored([3], [9] * SIZE, parent=1), stored([4], [8] * SIZE, parent=3))
+    other = [*IDS[:4], *[9] * SIZE, *[8] * SIZE]
+    assert (bench.gpu(W1), bench.gpu(W1, other)) == (2, 3)
+    bench.apply(W1, removed(3))
+    assert (bench.gpu(W1), bench.gpu(W1, other)) == (2, 3)
+    bench.apply(W1, removed(3))
+    assert (bench.gpu(W1), bench.gpu(W1, other)) == (2, 1)
+    bench.apply(W1, stored([3], IDS[8:12], parent=2))
+    assert (bench.gpu(W1), bench.gpu(W1, other)) == (3, 1)
+
+
 def test_one_name_for_all_blocks_of_an_event_breaks_nothing(bench: Bench) -> None:
     bench.apply(W1, stored([7] * 5))
     assert bench.index.blocks(W1) == 1
@@ -336,6 +350,15 @@ def test_extra_keys_may_be_fewer_or_more_than_blocks(bench: Bench) -> None:
     bench.apply(W1, stored(NAMES[:3], extra_keys=[None, [["image", 0]]]))
     bench.apply(W2, stored(NAMES[:1], extra_keys=[["S"], ["S"]]))
     assert (bench.gpu(W1), bench.gpu(W2), bench.gpu(W2, salt="S")) == (1, 0, 1)
+
+
+def test_nothing_is_left_of_a_namespace_whose_blocks_are_gone(bench: Bench) -> None:
+    """Per-tenant salts come and go for months."""
+    for tenant in range(50):
+        keys: list[Any] = [[f"tenant {tenant}"], None]
+        bench.apply(W1, stored([1, 2], extra_keys=keys), removed(2), removed(1))
+    assert bench.index.stats().nodes == 0
+    assert not bench.index._tree.root.children
 
 
 # Block size
