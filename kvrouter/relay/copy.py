@@ -17,9 +17,8 @@ import msgspec
 
 from events import BlocksCleared, BlocksRemoved, BlocksStored, Event, EventBatch, GroupKind, Tier
 from indexer.hashing import HASH_BYTES, chain
-from indexer.holdings import to_name, to_names
+from indexer.holdings import pairs_up, to_name, to_names
 from indexer.origin import extras, origin
-from indexer.radix import pairs_up
 
 STATE_EVENT_BLOCKS = 256
 _GHOST_TIER = Tier.DISK
