@@ -16,7 +16,9 @@ NonNegativeFloat = Annotated[float, Meta(ge=0)]
 PositiveInt = Annotated[int, Meta(ge=1)]
 Port = Annotated[int, Meta(ge=0, le=65535)]
 HttpUrl = Annotated[str, Meta(pattern=r"^https?://[^/\s?#]+/?$", description="http://host:port")]
-Endpoint = Annotated[str, Meta(pattern=r"^(tcp|ipc)://\S+$", description="tcp://host:port")]
+Endpoint = Annotated[
+    str, Meta(pattern=r"^(tcp://\S+:\d{1,5}|ipc://\S+)$", description="tcp://host:port")
+]
 
 NatsUrl = Annotated[
     str, Meta(pattern=r"^(nats|tls)://[^/\s?#]+/?$", description="nats://host:port")

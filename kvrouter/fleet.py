@@ -196,8 +196,8 @@ class Fleet:
 
         A history that has led to the same contradiction just now would do so again.
         """
-        log.warning("worker %s: its events do not add up (%s)", _name(rank), cause)
         if state.may_ask_for_resync(time.monotonic()) and state.source is not None:
+            log.warning("worker %s: its events do not add up (%s)", _name(rank), cause)
             state.source.request_resync()
         else:
             pool.forget(rank)

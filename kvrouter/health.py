@@ -74,6 +74,7 @@ class Keeper:
             self._failed(problem)
             return
         self._failures_in_row = 0
+        self._worker.problem = ""
         if self._worker.happened(WorkerEvent.PROBE_OK):
             log.info("worker %s is back", self._worker.name)
 

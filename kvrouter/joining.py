@@ -19,6 +19,7 @@ from kvrouter.workers import ServedModel, WorkerFacts
 
 _JOIN_TIMEOUT = aiohttp.ClientTimeout(total=10.0, sock_connect=3.0)
 _MAX_REPLY_BYTES = 16 * 1024 * 1024
+MAX_DIGITS = 12
 
 NO_EVENTS = (
     "no KV events: start vLLM with --kv-events-config "
@@ -82,21 +83,18 @@ async def _fetch(
         raise JoinError(f"GET {path} failed: {error!r}") from error
 
 
+class _Models(msgspec.Struct):
+    data: list[ServedModel]
+
+
 def read_models(reply: bytes) -> tuple[ServedModel, ...]:
     """The models of a /v1/models reply. Raises JoinError when it names none."""
     try:
-        entries = msgspec.json.decode(reply)["data"]
-        models = tuple(
-            ServedModel(
-                id=entry["id"],
-                root=entry.get("root"),
-                parent=entry.get("parent"),
-                max_model_len=entry.get("max_model_len"),
-            )
-            for entry in entries
-        )
-    except (msgspec.DecodeError, KeyError, TypeError, AttributeError) as error:
-        raise JoinError(f"/v1/models has no list of models: {error!r}") from error
+        models = tuple(msgspec.json.decode(reply, type=_Models).data)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise JoinError(f"/v1/models has no list of models: {error}") from error
+    if not all(model.id.isprintable() and model.id for model in models):
+        raise JoinError("/v1/models names a model with characters that cannot be shown")
     if not any(model.parent is None for model in models):
         raise JoinError("/v1/models names no base model")
     return models
@@ -113,8 +111,10 @@ def read_sources(reply: bytes, url: str, notes: list[str]) -> dict[int, RankEven
         sources = msgspec.json.decode(reply) if reply else {}
         by_rank = {int(rank): source for rank, source in sources.items()}
         events = {rank: _rank_events(rank, by_rank[rank], url, notes) for rank in sorted(by_rank)}
-    except (msgspec.DecodeError, ValueError, TypeError, AttributeError) as error:
-        notes.append(f"/kv_event_sources cannot be read ({error}); configure kv_events")
+    except (msgspec.MsgspecError, RecursionError, ValueError, TypeError, AttributeError):
+        notes.append(
+            "/kv_event_sources answers something else than event sources; configure kv_events"
+        )
         return {0: None}
     if not events:
         notes.append(NO_EVENTS)
@@ -193,4 +193,7 @@ def read_cache_config(metrics: str) -> tuple[int | None, int | None]:
 
 
 def _positive_int(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdecimal() and int(text) > 0 else None
+    """The number, None where it is none or larger than any real cache."""
+    if text is None or not text.isdecimal() or len(text) > MAX_DIGITS:
+        return None
+    return int(text) or None

@@ -6,6 +6,7 @@ folder or hub id that the engine gives as the model's root.
 
 import asyncio
 import logging
+import time
 from pathlib import Path
 
 from kvrouter.config import TokenizerConfig
@@ -18,22 +19,32 @@ log = logging.getLogger(__name__)
 LOOK_AGAIN_S = 0.1
 """How soon a model that has just appeared is noticed. Costs a look at a few booleans."""
 
+RETRY_S = 30.0
+"""How long after a failure the tokenizer is looked for again."""
+
 
 class TokenizerLoader:
     """Loads tokenizers in threads, so that the event loop goes on."""
 
     def __init__(self, settings: TokenizerConfig) -> None:
         self._settings = settings
+        self._failed_at: dict[str, float] = {}
 
     async def run(self, fleet: Fleet) -> None:
         """Load what is missing until cancelled."""
         while True:
             for pool in list(fleet.pools.values()):
-                if pool.tokenizer_loading:
+                if pool.tokenizer_loading or self._may_retry(pool):
                     await self._load(pool)
             await asyncio.sleep(LOOK_AGAIN_S)
 
+    def _may_retry(self, pool: Pool) -> bool:
+        """What failed may be mended meanwhile: a folder mounted, a hub that is back."""
+        failed_at = self._failed_at.get(pool.model)
+        return failed_at is not None and time.monotonic() - failed_at > RETRY_S
+
     async def _load(self, pool: Pool) -> None:
+        known_problem = pool.tokenizer_problem
         where = self._where(pool)
         if where is None:
             pool.tokenizer_problem = "the engine names no root; set --tokenizer"
@@ -42,7 +53,13 @@ class TokenizerLoader:
                 pool.tokenizer = await asyncio.to_thread(self._load_from, where)
             except TokenizerError as error:
                 pool.tokenizer_problem = str(error)
-        self._report(pool, where)
+        if pool.tokenizer is None:
+            self._failed_at[pool.model] = time.monotonic()
+        else:
+            self._failed_at.pop(pool.model, None)
+            pool.tokenizer_problem = ""
+        if pool.tokenizer_problem != known_problem or pool.tokenizer is not None:
+            self._report(pool, where)
 
     def _report(self, pool: Pool, where: str | None) -> None:
         tokenizer = pool.tokenizer

@@ -22,6 +22,12 @@ MIN_SAMPLES = 4
 TOLERATED_SHARE = 0.1
 """Of the prompt tokens in the window: differences above it make a rank `degraded`."""
 
+NOTHING_COMPARED = (
+    "nothing to compare yet: no response has reported its cached tokens (vLLM does so with "
+    "--enable-prompt-tokens-details, in streams when the client asks for usage)"
+)
+FELL_SHORT = "the last response found fewer cached tokens than predicted"
+
 
 class Verdict(StrEnum):
     """How far the router's view of a rank can be believed."""
@@ -82,14 +88,20 @@ class Proof:
         """What the latest measurements say."""
         if not self._window:
             return Verdict.BLIND
-        if self.reason:
+        if self._degradation:
             return Verdict.DEGRADED
         last = self._window[-1]
         return Verdict.STALE if last.predicted_cached > last.reported_cached else Verdict.EXACT
 
     @property
     def reason(self) -> str:
-        """Why the rank is degraded; empty when it is not."""
+        """What keeps the verdict from being `exact`; empty when nothing does."""
+        if not self._window:
+            return NOTHING_COMPARED
+        return self._degradation or ("" if self.verdict is Verdict.EXACT else FELL_SHORT)
+
+    @property
+    def _degradation(self) -> str:
         if len(self._window) < MIN_SAMPLES:
             return ""
         miscounted = sum(m.prompt_tokens != m.reported_prompt_tokens for m in self._window)

@@ -41,7 +41,7 @@ def _model(pool: Pool) -> dict[str, Any]:
     return {
         "model": pool.model,
         "workers": list(pool.workers),
-        "tokenizer": "exact" if pool.tokenizer else pool.tokenizer_problem,
+        "tokenizer": _tokenizer_problem(pool) or "exact",
         "tokenizer_backend": _backend(pool),
         "index": pool.index.stats()._asdict(),
     }

@@ -1,65 +1,19 @@
 """The fleet: pools, routes, and what events do to them."""
 
-import random
-
 import pytest
+from support.fleets import BASE, OTHER, FakeSource, join, new_fleet
 from support.prompts import prompt_of, unique_prompt
 
-from events import BlocksRemoved, BlocksStored, EventBatch, WorkerRank
-from events.stream import ResyncReason, StreamState, StreamStats
-from indexer import PredictedBlocks, RadixIndex
-from kvrouter.config import BreakerConfig, PredictionConfig, WorkerConfig
+from events import BlocksCleared, BlocksRemoved, BlocksStored, EventBatch, WorkerRank
+from events.stream import ResyncReason, StreamState
+from kvrouter.config import PredictionConfig
 from kvrouter.fleet import Fleet
-from kvrouter.load import Load, Outcome
+from kvrouter.load import Outcome
 from kvrouter.openai.errors import Fault, RequestError
 from kvrouter.openai.scan import Usage
-from kvrouter.policy import build_policy
-from kvrouter.pool import Pool
-from kvrouter.scheduler import Scheduler
-from kvrouter.workers import ServedModel, WorkerEvent, WorkerFacts
-
-BASE = WorkerFacts(models=(ServedModel("m"), ServedModel("lora-a", parent="m")), block_size=4)
-OTHER = WorkerFacts(models=(ServedModel("n"),), block_size=4)
-
-
-class FakeSource:
-    """A source that counts what it is asked for."""
-
-    def __init__(self) -> None:
-        self.stats = StreamStats()
-        self.expected = 0
-        self.resyncs = 0
-
-    def expect_blocks(self, now: float) -> None:
-        self.expected += now > 0
-
-    def request_resync(self) -> None:
-        self.resyncs += 1
-
-
-def new_fleet() -> Fleet:
-    load = Load()
-
-    def make_pool(model: str) -> Pool:
-        index, predicted = RadixIndex(), PredictedBlocks()
-        scheduler = Scheduler(
-            index,
-            predicted,
-            load,
-            build_policy("kv"),
-            random.Random(1),
-            said_block_size=lambda _: 4,
-        )
-        return Pool(model, index, predicted, scheduler)
-
-    return Fleet(load, make_pool, breaker=BreakerConfig(), prediction=PredictionConfig())
-
-
-def join(fleet: Fleet, name: str, facts: WorkerFacts = BASE) -> WorkerRank:
-    worker = fleet.workers.get(name) or fleet.add(WorkerConfig(url=f"http://{name}:1", name=name))
-    fleet.joined(worker, facts)
-    worker.happened(WorkerEvent.JOINED)
-    return worker.ranks[0]
+from kvrouter.prompt import Fidelity
+from kvrouter.proof import Measurement
+from kvrouter.workers import WorkerFacts
 
 
 def stored(*hashes: int, capacity: int = 4) -> EventBatch:
@@ -180,6 +134,43 @@ def test_stored_blocks_need_no_prediction_any_more() -> None:
     assert pool.scheduler.decide(prompt, [rank], 0.2).chosen.held_blocks == 0
     placed.lease.settle(Outcome.OK, 0.3)
     fleet.check()
+
+
+@pytest.mark.parametrize("how", ["clear", "resync"])
+def test_a_rank_that_lost_all_blocks_is_not_expected_to_have_any(how: str) -> None:
+    """E13, E11: what was predicted before a clear or a restart is gone with the rest."""
+    fleet = new_fleet()
+    rank = join(fleet, "a")
+    scheduler = fleet.pools["m"].scheduler
+    prompt = prompt_of(range(9))
+    scheduler.place(prompt, [rank], 0.0).lease.settle(Outcome.OK, 0.0)
+    assert scheduler.decide(prompt, [rank], 0.1).chosen.held_blocks == 2
+    if how == "clear":
+        fleet.on_batch(rank, EventBatch(0.0, [BlocksCleared()]))
+    else:
+        fleet.on_resync(rank, ResyncReason.RESTART)
+    assert scheduler.decide(prompt, [rank], 0.2).chosen.held_blocks == 0
+
+
+def test_a_resync_forgets_what_was_measured_before() -> None:
+    fleet = new_fleet()
+    rank = join(fleet, "a")
+    state = fleet.ranks[rank]
+    state.proof.observe(Measurement(64, 64, 100, 100))
+    assert state.proof.verdict == "exact"
+    fleet.on_resync(rank, ResyncReason.RESTART)
+    assert state.proof.verdict == "blind"
+
+
+def test_only_exact_prompts_are_compared() -> None:
+    """T7: of a prompt with an image only the text before it is known."""
+    fleet = new_fleet()
+    rank = join(fleet, "a")
+    prompt = unique_prompt(1, 33)
+    prompt.fidelity = Fidelity.APPROXIMATE
+    placed = fleet.pools["m"].scheduler.place(prompt, [rank], 1.0)
+    fleet.attempt_ended(placed, Outcome.OK, Usage(500, 1, 0), prompt)
+    assert fleet.ranks[rank].proof.compared_total == 0
 
 
 def test_answers_are_measured_and_events_expected() -> None:
