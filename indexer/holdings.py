@@ -157,6 +157,10 @@ class Holdings:
             self.gpu_copies = sum(
                 sum(group.counts.get(Tier.GPU, {}).values()) for group in groups.values()
             )
+        self.set_block_size(block_size)
+
+    def set_block_size(self, block_size: int) -> None:
+        """The block size of all that is held and comes, in tokens."""
         self.block_size = block_size
         self.pack_block = block_packer(block_size)
 
@@ -320,6 +324,34 @@ class Holdings:
         else:
             counts = self.lower.setdefault(tier, {})
             counts[name] = counts.get(name, 0) + 1
+
+    # Restoring
+
+    def restore(self, node: Node, start: int, names: bytes, lower: int) -> tuple[Run, int]:
+        """Enter blocks that nothing is known of yet; returns the run and the last position in it.
+
+        `lower` has a bit for each that is on a lower tier only. `restore_counts` has to follow.
+        """
+        run = self._run_for(node)
+        at = node.start + start - run.start
+        self._write(run, node, at, names)
+        blocks = len(names) // HASH_BYTES
+        run.lower |= lower << at
+        self.where.update(dict.fromkeys(struct.unpack(f">{blocks}Q", names), run))
+        return run, at + blocks - 1
+
+    def restore_counts(
+        self,
+        copies: dict[int, int],
+        aliases: dict[int, list[int]],
+        lower: dict[Tier, dict[int, int]],
+    ) -> None:
+        """Enter the counts and aliases of all that was restored; the groups are there already."""
+        self.copies, self.aliases, self.lower = copies, aliases, lower
+        self.main_of = {other: main for main, others in aliases.items() for other in others}
+        beside = [group.counts.get(Tier.GPU, {}) for group in self.groups.values()]
+        more = sum(copies.values()) - len(copies)
+        self.gpu_copies = self.blocks + more + sum(sum(counts.values()) for counts in beside)
 
     # Removing
 

@@ -139,6 +139,18 @@ class RadixIndex:
 
     # Life of a rank
 
+    def held(self, rank: WorkerRank) -> Holdings | None:
+        """The holdings of a known rank, for a snapshot."""
+        return self._holdings.get(rank)
+
+    def open(self, rank: WorkerRank) -> Holdings:
+        """The holdings of a rank, for a snapshot to fill; `settle` has to follow."""
+        return self._of(rank)
+
+    def settle(self, rank: WorkerRank) -> None:
+        """Take note of what was changed in a rank's holdings."""
+        self._settle(self._of(rank))
+
     def _of(self, rank: WorkerRank) -> Holdings:
         holdings = self._holdings.get(rank)
         if holdings is None:

@@ -192,19 +192,18 @@ class Tree:
             room = self.label_bytes - len(node.label)
             grown, hashes = hashes[:room], hashes[room:]
             if grown:
-                yield self._grow(node, grown, others)
+                yield self._grow(node, grown)
         for at in range(0, len(hashes), self.label_bytes):
             node = self._add_leaf(node, hashes[at : at + self.label_bytes])
             yield Span(node, 0, node.blocks)
 
-    def _grow(self, leaf: Node, hashes: bytes, others: int) -> Span:
-        """Lengthen a leaf; `others` had it in full and don't have what is new."""
+    def _grow(self, leaf: Node, hashes: bytes) -> Span:
+        """Lengthen a leaf; who had it in full has only a part of it now."""
         span = Span(leaf, leaf.blocks, len(hashes) // HASH_BYTES)
         leaf.label += hashes
         self.blocks += span.blocks
-        if others:
-            for holder in self.holders_of(others):
-                leaf.show(holder, holder.runs[leaf])
+        for holder in self.holders_of(leaf.full):
+            leaf.show(holder, holder.runs[leaf])
         return span
 
     def _add_leaf(self, parent: Node, label: bytes) -> Node:

@@ -33,7 +33,7 @@ MUTANTS = {
         tree.Tree, "_cut", "run.node = upper", "pass"
     ),
     "a leaf grows for holders that do not have what is new": Mutant(
-        tree.Tree, "_grow", "if others:", "if False:"
+        tree.Tree, "_grow", "leaf.show(holder, holder.runs[leaf])", "pass"
     ),
     "nodes are joined whoever holds them": Mutant(
         tree.Tree, "_can_join", "node.full == child.full", "True"

@@ -1,0 +1,326 @@
+"""Index <-> bytes: for a warm start, and for a router that joins others.
+
+A snapshot is a sequence of chunks, each small enough to be made or taken in a few milliseconds, so
+that whoever sends or loads it goes on with other work in between:
+
+- the head: format version and the version of the hash rule;
+- for each worker rank its blocks, a few thousand a chunk, then what else is known of it;
+- the end.
+
+Each chunk begins with a checksum over itself and the checksum before it, so a chunk that is lost,
+changed or out of order is noticed at once.
+
+A rank is dumped as it is at one moment (about a microsecond per node that it is in); ranks that
+come later in the snapshot are of a later moment, and one that is removed meanwhile is left out.
+`mark` says which moment it was: the seqno of the rank's last batch, say, from which whoever loads
+the snapshot goes on.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
+
+import msgspec
+from msgspec import msgpack
+from xxhash import xxh3_64_intdigest
+
+from events import Tier, WorkerRank
+from indexer.hashing import HASH_BYTES, RULE_VERSION
+from indexer.holdings import Group, Holdings
+from indexer.radix import RadixIndex
+from indexer.run import Run, ones
+from indexer.tree import Node, Span
+
+FORMAT_VERSION = 1
+CHUNK_BLOCKS = 4096
+CHUNK_SEGMENTS = 512
+
+
+class SnapshotError(ValueError):
+    """The chunks are no snapshot that this version can load, or not the whole of one."""
+
+
+class _Head(msgspec.Struct, array_like=True, tag="head"):
+    format_version: int
+    rule_version: int
+
+
+class _Segment(msgspec.Struct, array_like=True, gc=False):
+    """Blocks that a rank has one behind the other, in one node.
+
+    They follow the last block of the rank's segment number `behind` (-1: the root), with the
+    blocks of the hashes `lead` in between, which the rank has not. `lower` is a bitmap of those
+    that are on a lower tier only, as big-endian bytes.
+    """
+
+    behind: int
+    lead: bytes
+    hashes: bytes
+    names: bytes
+    lower: bytes
+
+
+class _Blocks(msgspec.Struct, array_like=True, tag="blocks"):
+    rank: WorkerRank
+    segments: list[_Segment]
+
+
+class _Group(msgspec.Struct, array_like=True):
+    window: int | None
+    block_size: int
+    counts: dict[Tier, dict[int, int]]
+
+
+class _Rest(msgspec.Struct, array_like=True, tag="rest"):
+    """What else is known of a rank; with this it is complete."""
+
+    rank: WorkerRank
+    mark: int | None
+    block_size: int | None
+    main_group: int | None
+    copies: dict[int, int]
+    aliases: dict[int, list[int]]
+    lower: dict[Tier, dict[int, int]]
+    groups: dict[int, _Group]
+    opaque: list[int]
+    unpaired: bool
+
+
+class _End(msgspec.Struct, array_like=True, tag="end"):
+    ranks: int
+
+
+_Part: TypeAlias = _Head | _Blocks | _Rest | _End
+_decoder: msgpack.Decoder[_Part] = msgpack.Decoder(_Part)
+
+
+def dump(
+    index: RadixIndex, mark: Callable[[WorkerRank], int | None] = lambda _: None
+) -> Iterator[bytes]:
+    """The chunks of a snapshot. The index may change while they are taken one by one."""
+    checksum = 0
+    for part in _parts(index, mark):
+        body = msgpack.encode(part)
+        checksum = xxh3_64_intdigest(body, checksum)
+        yield checksum.to_bytes(HASH_BYTES, "big") + body
+
+
+def _parts(index: RadixIndex, mark: Callable[[WorkerRank], int | None]) -> Iterator[_Part]:
+    yield _Head(FORMAT_VERSION, RULE_VERSION)
+    dumped = 0
+    for rank in index.ranks():
+        holdings = index.held(rank)
+        if holdings is not None:
+            segments, rest = _segments(holdings), _rest(holdings, mark(rank))
+            yield from (_Blocks(rank, share) for share in _shares(segments))
+            yield rest
+            dumped += 1
+    yield _End(dumped)
+
+
+def _segments(holdings: Holdings) -> list[_Segment]:
+    """A rank's blocks, those nearer to the root first."""
+    segments: list[_Segment] = []
+    ends: dict[Node, tuple[int, int]] = {}  # the last segment in a node, and the position behind it
+    for node in sorted(holdings.runs, key=lambda node: node.start):
+        run = holdings.runs[node]
+        offset = node.start - run.start
+        for start, end in _stretches(run.known(offset, node.blocks)):
+            behind, lead = _way(node, start, ends)
+            names = run.names[(offset + start) * HASH_BYTES : (offset + end) * HASH_BYTES]
+            hashes = node.label[start * HASH_BYTES : end * HASH_BYTES]
+            lower = run.lower >> (offset + start) & ones(end - start)
+            ends[node] = len(segments), end
+            segments.append(
+                _Segment(
+                    behind, lead, hashes, names, lower.to_bytes(-(-lower.bit_length() // 8), "big")
+                )
+            )
+    return segments
+
+
+def _stretches(known: int) -> Iterator[tuple[int, int]]:
+    """Where the bits are set without a gap: from and to."""
+    at = 0
+    while known:
+        gap = (known & -known).bit_length() - 1
+        known >>= gap
+        length = (~known & (known + 1)).bit_length() - 1
+        known >>= length
+        yield at + gap, at + gap + length
+        at += gap + length
+
+
+def _way(node: Node, start: int, ends: dict[Node, tuple[int, int]]) -> tuple[int, bytes]:
+    """The nearest segment on the way to the root, and the hashes from its end to the position."""
+    lead = node.label[: start * HASH_BYTES]
+    if node in ends:
+        number, end = ends[node]
+        return number, lead[end * HASH_BYTES :]
+    while node.parent is not None:
+        node = node.parent
+        if node in ends:
+            number, end = ends[node]
+            return number, node.label[end * HASH_BYTES :] + lead
+        lead = node.label + lead
+    return -1, lead
+
+
+def _rest(holdings: Holdings, mark: int | None) -> _Rest:
+    return _Rest(
+        holdings.rank,
+        mark,
+        holdings.block_size,
+        holdings.main_group,
+        dict(holdings.copies),
+        {main: list(others) for main, others in holdings.aliases.items()},
+        {tier: dict(counts) for tier, counts in holdings.lower.items()},
+        {
+            number: _Group(
+                group.window,
+                group.block_size,
+                {tier: dict(counts) for tier, counts in group.counts.items()},
+            )
+            for number, group in holdings.groups.items()
+        },
+        list(holdings.opaque),
+        holdings.unpaired,
+    )
+
+
+def _shares(segments: list[_Segment]) -> Iterator[list[_Segment]]:
+    share: list[_Segment] = []
+    blocks = 0
+    for segment in segments:
+        share.append(segment)
+        blocks += len(segment.names) // HASH_BYTES
+        if blocks >= CHUNK_BLOCKS or len(share) >= CHUNK_SEGMENTS:
+            yield share
+            share, blocks = [], 0
+    if share:
+        yield share
+
+
+class Loader:
+    """Takes a snapshot's chunks in order and puts the ranks into an index.
+
+    What the index has of a rank is replaced. A rank is complete with its last chunk: hold back its
+    events until it stands in `marks`, which has what the dump said of it.
+    """
+
+    def __init__(self, index: RadixIndex) -> None:
+        self._index = index
+        self._checksum = 0
+        self._started = False
+        self._loading: _Loading | None = None
+        self.marks: dict[WorkerRank, int | None] = {}
+        self.is_complete = False
+
+    def feed(self, chunk: bytes) -> None:
+        """Take the next chunk.
+
+        Raises SnapshotError if it is not the next one or not understood; no more can be taken then,
+        and the rank that is not complete is empty.
+        """
+        try:
+            self._take(self._part(chunk))
+        except SnapshotError:
+            self.abandon()
+            raise
+
+    def abandon(self) -> None:
+        """No more chunks come: drop the rank that is not complete."""
+        self.is_complete = True
+        if self._loading is not None:
+            self._index.clear(self._loading.rank)
+            self._loading = None
+
+    def _part(self, chunk: bytes) -> _Part:
+        body = chunk[HASH_BYTES:]
+        self._checksum = xxh3_64_intdigest(body, self._checksum)
+        if self._checksum.to_bytes(HASH_BYTES, "big") != chunk[:HASH_BYTES] or self.is_complete:
+            raise SnapshotError("a chunk is damaged or not the next one")
+        try:
+            return _decoder.decode(body)
+        except msgspec.DecodeError as error:
+            raise SnapshotError(f"a chunk is not understood: {error}") from error
+
+    def _take(self, part: _Part) -> None:
+        if not self._started:
+            if part != _Head(FORMAT_VERSION, RULE_VERSION):
+                raise SnapshotError(f"not a snapshot of format {FORMAT_VERSION}: {part}")
+            self._started = True
+        elif isinstance(part, _Blocks):
+            self._open(part.rank).add(part.segments)
+        elif isinstance(part, _Rest):
+            self._open(part.rank).finish(part)
+            self._loading = None
+            self._index.settle(part.rank)
+            self.marks[part.rank] = part.mark
+        elif self._loading is not None or part != _End(len(self.marks)):
+            raise SnapshotError("this is not how a snapshot ends")
+        else:
+            self.is_complete = True
+
+    def _open(self, rank: WorkerRank) -> "_Loading":
+        if self._loading is None:
+            self._index.clear(rank)
+            self._loading = _Loading(self._index.open(rank))
+        elif self._loading.rank != rank:
+            raise SnapshotError(f"{self._loading.rank} is not complete, but here is {rank}")
+        return self._loading
+
+
+class _Loading:
+    """A rank of which some blocks are there."""
+
+    def __init__(self, holdings: Holdings) -> None:
+        self.rank = holdings.rank
+        self._holdings = holdings
+        self._ends: list[tuple[Run, int]] = []  # by segment: a run and the last position in it
+
+    def add(self, segments: list[_Segment]) -> None:
+        """Put segments in their places."""
+        try:
+            self._ends.extend(map(self._add, segments))
+        except (IndexError, LookupError) as error:
+            raise SnapshotError(f"a segment does not go with those before it: {error}") from error
+
+    def _add(self, segment: _Segment) -> tuple[Run, int]:
+        tree = self._holdings.tree
+        node, start = tree.root, 0
+        if segment.behind >= 0:
+            run, position = self._ends[segment.behind]
+            node, start = run.place(position)
+            start += 1
+        spans = tree.place(node, start, segment.lead + segment.hashes, self._holdings.bit)
+        own = list(_behind(spans, len(segment.lead) // HASH_BYTES))
+        if sum(span.blocks for span in own) * HASH_BYTES != len(segment.names) or not own:
+            raise SnapshotError("a segment has other hashes than names")
+        at, lower = 0, int.from_bytes(segment.lower, "big")
+        for node, start, blocks in own:
+            names = segment.names[at * HASH_BYTES : (at + blocks) * HASH_BYTES]
+            end = self._holdings.restore(node, start, names, lower >> at & ones(blocks))
+            at += blocks
+        return end
+
+    def finish(self, rest: _Rest) -> None:
+        """Take what else there is to know."""
+        groups = {}
+        for number, group in rest.groups.items():
+            groups[number] = Group(group.window, group.block_size)
+            groups[number].counts = group.counts
+        holdings = self._holdings
+        holdings.main_group, holdings.groups = rest.main_group, groups
+        holdings.opaque, holdings.unpaired = set(rest.opaque), rest.unpaired
+        if rest.block_size is not None:
+            holdings.set_block_size(rest.block_size)
+        holdings.restore_counts(rest.copies, rest.aliases, rest.lower)
+
+
+def _behind(spans: list[Span], lead: int) -> Iterator[Span]:
+    """The spans without their first `lead` blocks."""
+    for node, start, blocks in spans:
+        passed = min(lead, blocks)
+        lead -= passed
+        if passed < blocks:
+            yield Span(node, start + passed, blocks - passed)
