@@ -7,12 +7,13 @@ and all sizes in bytes or tokens, as the names say.
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta
 
-PositiveFloat = Annotated[float, Meta(gt=0)]
-NonNegativeFloat = Annotated[float, Meta(ge=0)]
+PositiveFloat = Annotated[float, Meta(gt=0, le=1e12)]
+NonNegativeFloat = Annotated[float, Meta(ge=0, le=1e12)]
 PositiveInt = Annotated[int, Meta(ge=1)]
 Port = Annotated[int, Meta(ge=0, le=65535)]
 HttpUrl = Annotated[str, Meta(pattern=r"^https?://[^/\s?#]+/?$", description="http://host:port")]
@@ -290,8 +291,16 @@ def _check_names(config: Config) -> None:
     seen: set[str] = set()
     for index, worker in enumerate(config.workers):
         name = worker_name(worker)
+        _check_port(f"workers[{index}].url", worker.url)
         if name in seen:
             raise ConfigError(f"workers[{index}]: there is another worker named {name!r}")
         seen.add(name)
         if worker.relayed and not config.nats.servers:
             raise ConfigError(f"workers[{index}].relayed: needs nats.servers")
+
+
+def _check_port(path: str, url: str) -> None:
+    try:
+        urlsplit(url).port  # noqa: B018  # reading it is the check
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}") from error

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 import aiohttp
 
+from kvrouter.arguments import port_number
 from kvrouter.demo.measure import Result, Talk
 from kvrouter.demo.processes import MODEL, engines, free_port, router
 from kvrouter.demo.workload import WorkloadSettings, conversations
@@ -33,8 +34,12 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--port", type=int, default=8000, help="port for clients (%(default)s)")
-    parser.add_argument("--admin-port", type=int, default=8001, help="second port (%(default)s)")
+    parser.add_argument(
+        "--port", type=port_number, default=8000, help="port for clients (%(default)s)"
+    )
+    parser.add_argument(
+        "--admin-port", type=port_number, default=8001, help="second port (%(default)s)"
+    )
     parser.add_argument(
         "--conversations",
         type=int,

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import ctypes
 import signal
 import socket
 import sys
@@ -17,7 +18,8 @@ from kvrouter.startup import StartError
 
 MODEL_FOLDER = Path(__file__).parent / "model"
 MODEL = "demo"
-START_S = 30.0
+START_S = 60.0
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 STOP_S = 5.0
 
 ENGINE_FLAGS = (
@@ -79,6 +81,7 @@ async def _process(*arguments: str) -> AsyncIterator[asyncio.subprocess.Process]
             stdout=asyncio.subprocess.PIPE,
             stderr=errors,
             start_new_session=True,  # Ctrl-C is the demo's, which stops them in order
+            preexec_fn=_end_with_parent,
         )
         try:
             yield process
@@ -88,6 +91,12 @@ async def _process(*arguments: str) -> AsyncIterator[asyncio.subprocess.Process]
             raise StartError(f"{error}\n{text}") from error
         finally:
             await _stop(process)
+
+
+def _end_with_parent() -> None:
+    """Ask Linux to end this process when the demo is killed and cannot stop it."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 async def _stop(process: asyncio.subprocess.Process) -> None:

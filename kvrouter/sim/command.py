@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import uvloop
 
+from kvrouter.arguments import port_number
 from kvrouter.sim.server import SimServer
 from kvrouter.sim.settings import CoreSettings, SettingsError, SimSettings
 from kvrouter.sim.timing import LinearTiming
@@ -117,7 +118,9 @@ def _ready_line(server: SimServer) -> str:
 
 def _add_serving(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
-    group.add_argument("--port", type=int, required=True, help="port of the OpenAI server; 0: any")
+    group.add_argument(
+        "--port", type=port_number, required=True, help="port of the OpenAI server; 0: any"
+    )
     group.add_argument("--model", default="sim", metavar="NAME", help="served name (%(default)s)")
     group.add_argument(
         "--tokenizer",
@@ -156,12 +159,15 @@ def _add_cache(group: argparse._ArgumentGroup) -> None:
 def _add_events(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--kv-events-port",
-        type=int,
+        type=port_number,
         metavar="P",
         help="publish KV events; rank r uses P+r, on all interfaces as vLLM; 0: any, on loopback",
     )
     group.add_argument(
-        "--replay-port", type=int, metavar="P", help="answer replay requests; rank r uses P+r"
+        "--replay-port",
+        type=port_number,
+        metavar="P",
+        help="answer replay requests; rank r uses P+r",
     )
     group.add_argument("--topic", default="kv-events", help="topic of the events (%(default)s)")
 

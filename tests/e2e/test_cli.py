@@ -159,6 +159,7 @@ async def test_a_router_starts_before_its_engines() -> None:
             await until(ready, deadline_s=20)
 
 
+@pytest.mark.timeout(180)  # two fleets of five processes start for it
 async def test_the_demo_compares_two_policies() -> None:
     status, output = await run(
         "demo", "--exit", "--conversations", "6", "--port", "0", "--admin-port", "0"

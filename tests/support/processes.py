@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-START_S = 30.0
+START_S = 100.0
 
 
 class Command:

@@ -39,7 +39,9 @@ def test_two_workers_may_not_have_one_name() -> None:
     assert "'a:1'" in message
 
 
-@pytest.mark.parametrize("url", ["ftp://a:1", "http://", "http://a:1/v1", "http://a b:1", "a:1"])
+@pytest.mark.parametrize(
+    "url", ["ftp://a:1", "http://", "http://a:1/v1", "http://a b:1", "a:1", "http://a:99999"]
+)
 def test_a_worker_url_is_scheme_host_and_port(url: str) -> None:
     """Users paste the base URL of their OpenAI client, with /v1 at its end."""
     assert "workers[0].url" in problem({"workers": [{"url": url}]})
