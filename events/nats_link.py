@@ -59,7 +59,8 @@ class NatsSettings:
 
     `credentials` is a .creds file, `nkey_seed` a file with a seed. With any of the TLS files the
     connection is encrypted; the server's certificate is checked against `tls_ca` (or the system's
-    authorities), and `tls_cert` with `tls_key` is ours.
+    authorities), and `tls_cert` with `tls_key` is ours. `learn_servers`: also use the servers that
+    the cluster tells of.
     """
 
     servers: tuple[str, ...]
@@ -72,6 +73,7 @@ class NatsSettings:
     tls_ca: str | None = None
     tls_cert: str | None = None
     tls_key: str | None = None
+    learn_servers: bool = True
     connect_timeout_s: float = 2.0
     retry_s: float = 0.2
     retry_max_s: float = 5.0
@@ -291,6 +293,8 @@ class NatsLink:
 
     def _learn_servers(self, client: Client) -> None:
         """The other servers of the cluster."""
+        if not self._settings.learn_servers:
+            return
         known = {_address(server) for server in self._servers}
         for found in client.discovered_servers:
             if found.netloc not in known:

@@ -130,6 +130,8 @@ class NatsSource:
             self._take(self._core.disconnected())
 
     def _hear(self, message: Received) -> None:
+        if not message.payload:
+            return  # the server's word for: nobody listens to what was asked
         now = time.monotonic()
         try:
             body = decode(message.payload)

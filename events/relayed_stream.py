@@ -268,9 +268,9 @@ class RelayedStream:
         self.stats.last_seqno = batch.seqno
         self.stats.batches += 1
         self.stats.events += len(batch.events)
+        self._expecting_since, self._silent = None, False
         if not replayed:
             self.stats.last_batch_at = now
-            self._expecting_since, self._silent = None, False
         self._apply(batch.seqno, batch.ts_s, batch, replayed=replayed)
 
     def _apply(self, seqno: int, ts_s: float, body: Batch | StatePart, *, replayed: bool) -> None:

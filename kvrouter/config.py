@@ -167,7 +167,9 @@ class NatsConfig(_Section, frozen=True, kw_only=True):
     """NATS: what replicas tell one another, and the events of workers that have a relay."""
 
     servers: list[NatsUrl] = []
-    """One or more of a cluster; the others are learned. Without any, NATS is not used."""
+    """One or more of a cluster. Without any, NATS is not used."""
+    learn_servers: bool = True
+    """Use the others of the cluster too; False where their addresses don't work from here."""
     prefix: Annotated[str, Meta(pattern=r"^[\w-]+$")] = "kvrouter"
     """The first token of all subjects: deployments that share a NATS need different ones."""
     relayed: bool = False

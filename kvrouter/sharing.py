@@ -90,6 +90,7 @@ def nats_settings(config: NatsConfig, name: str) -> NatsSettings:
     return NatsSettings(
         servers=tuple(config.servers),
         name=name,
+        learn_servers=config.learn_servers,
         user=config.user,
         password=config.password,
         token=config.token,

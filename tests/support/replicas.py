@@ -42,7 +42,7 @@ class Group:
         router = await exits.enter_async_context(running(parse_config(tables)))
         self._exits.append(exits)
         self.routers.append(router)
-        await until(lambda: self._is_ready(router))
+        await until(lambda: self._is_ready(router), deadline_s=30.0)
         return router
 
     def _is_ready(self, router: Router) -> bool:
@@ -80,7 +80,11 @@ class Group:
 
     async def together(self) -> None:
         """Wait until every router knows all others exactly."""
-        others = len(self.routers) - 1
+        await self.together_with(0)
+
+    async def together_with(self, strangers: int) -> None:
+        """The same, with so many routers that were started elsewhere."""
+        others = len(self.routers) - 1 + strangers
         await until(
             lambda: all(
                 len(sharing_of(router).replication.mirror.replicas()) == others

@@ -1,0 +1,183 @@
+"""The state machine of a rank that is heard through a relay."""
+
+from events import BlocksRemoved
+from events.relayed import Answer, Batch, Head, StatePart, Want, decode, encode, to_wire
+from events.relayed_stream import WHOLE_STATE, RelayedStream
+from events.stream import (
+    Command,
+    Complain,
+    Deliver,
+    RequestReplay,
+    Resync,
+    ResyncReason,
+    StateChanged,
+    StreamState,
+    SubscriptionSettings,
+)
+
+SETTINGS = SubscriptionSettings(
+    replay_timeout_s=1.0, replay_tries=2, replay_pause_s=10.0, silent_after_s=5.0
+)
+
+
+def head(following: int, *, epoch: int = 1, stream: str = "live", rule: int = 1) -> Head:
+    return Head(epoch, following, stream, rule)
+
+
+def batch(seqno: int, *, epoch: int = 1) -> Batch:
+    return Batch(epoch, seqno, 0.0, [])
+
+
+def seqnos(commands: list[Command]) -> list[int]:
+    return [command.seqno for command in commands if isinstance(command, Deliver)]
+
+
+def asked(commands: list[Command]) -> list[RequestReplay]:
+    return [command for command in commands if isinstance(command, RequestReplay)]
+
+
+def resyncs(commands: list[Command]) -> list[ResyncReason]:
+    return [command.reason for command in commands if isinstance(command, Resync)]
+
+
+def live_at(following: int) -> RelayedStream:
+    """A stream that has caught up with a relay."""
+    core = RelayedStream(1, SETTINGS)
+    (ask,) = asked(core.connected(0.0))
+    bodies: list[Batch | StatePart | Head] = [StatePart(1, following, []), head(following)]
+    core.answered(Answer(ask.attempt, 0, 1, bodies), 0.0)
+    assert core.state is StreamState.LIVE
+    return core
+
+
+def test_a_relay_is_asked_for_everything_after_each_connect() -> None:
+    core = live_at(5)
+    core.disconnected()
+    assert core.state is StreamState.CONNECTING
+    assert asked(core.connected(1.0)) == [RequestReplay(5, 2)]
+
+
+def test_an_answer_counts_when_all_of_it_is_there() -> None:
+    core = RelayedStream(1, SETTINGS)
+    (ask,) = asked(core.connected(0.0))
+    assert core.answered(Answer(ask.attempt, 1, 2, [batch(1), head(2)]), 0.0) == []
+    commands = core.answered(Answer(ask.attempt, 0, 2, [batch(0)]), 0.0)
+    assert seqnos(commands) == [0, 1]
+
+
+def test_an_answer_to_an_earlier_question_is_of_no_use() -> None:
+    core = RelayedStream(1, SETTINGS)
+    (first,) = asked(core.connected(0.0))
+    (second,) = asked(core.tick(1.0))
+    assert second.attempt > first.attempt
+    assert core.answered(Answer(first.attempt, 0, 1, [batch(0), head(1)]), 1.0) == []
+
+
+def test_live_batches_wait_for_what_is_missing_before_them() -> None:
+    core = live_at(5)
+    commands = core.live(batch(7), 1.0)
+    (ask,) = asked(commands)
+    assert (ask.start, seqnos(commands)) == (5, [])
+    core.live(batch(8), 1.0)
+    commands = core.answered(
+        Answer(ask.attempt, 0, 1, [batch(5), batch(6), batch(7), head(8)]), 1.0
+    )
+    assert seqnos(commands) == [5, 6, 7, 8]
+    assert core.stats.gaps == 1
+
+
+def test_a_head_beyond_what_came_is_a_gap() -> None:
+    """E5: the last batch was lost, and the engine is idle now."""
+    assert asked(live_at(5).live(head(6), 1.0)) == [RequestReplay(5, 2)]
+
+
+def test_a_batch_that_was_applied_is_dropped() -> None:
+    core = live_at(5)
+    assert seqnos(core.live(batch(5), 1.0)) == [5]
+    assert core.live(batch(5), 1.0) == []
+    assert core.stats.duplicates == 1
+
+
+def test_a_higher_epoch_takes_the_blocks_along_and_a_lower_one_is_late() -> None:
+    """E11: nothing that the old engine said may come back."""
+    core = live_at(5)
+    commands = core.live(batch(0, epoch=2), 1.0)
+    assert resyncs(commands) == [ResyncReason.RESTART]
+    assert len(asked(commands)) == 1
+    assert core.live(batch(5), 1.0) == []
+
+
+def test_a_gap_that_nobody_fills_is_lost_after_some_tries() -> None:
+    """E10: routing goes on, and the rank is asked about now and then."""
+    core = live_at(5)
+    core.live(batch(7), 0.0)
+    core.tick(1.0)
+    commands = core.tick(2.0)
+    assert resyncs(commands) == [ResyncReason.REPLAY_FAILED]
+    assert seqnos(commands) == [7]
+    assert core.state is StreamState.DEGRADED
+    assert seqnos(core.live(batch(8), 2.0)) == [8]
+    assert asked(core.tick(12.0)) == [RequestReplay(WHOLE_STATE, 4)]
+
+
+def test_a_second_failure_costs_no_blocks_again() -> None:
+    core = live_at(5)
+    core.live(batch(7), 0.0)
+    core.tick(1.0)
+    core.tick(2.0)
+    core.tick(12.0)
+    core.live(batch(8), 12.5)
+    commands = core.tick(13.0)
+    assert (resyncs(commands), seqnos(commands)) == ([], [8])
+
+
+def test_without_any_word_there_is_no_relay() -> None:
+    core = RelayedStream(1, SETTINGS)
+    core.connected(0.0)
+    core.tick(1.0)
+    core.tick(2.0)
+    assert core.state is StreamState.CONNECTING
+    assert len(asked(core.live(head(0), 3.0))) == 1
+
+
+def test_the_worse_half_of_the_way_is_the_state() -> None:
+    core = live_at(5)
+    commands = core.live(head(5, stream="replaying"), 1.0)
+    assert commands == [StateChanged(StreamState.REPLAYING)]
+    assert core.live(head(5, stream="no such"), 1.0) == [StateChanged(StreamState.DEGRADED)]
+
+
+def test_a_rank_that_should_have_spoken_is_silent_until_it_has() -> None:
+    """It may have spoken while we could not hear, and the answer has it."""
+    core = live_at(5)
+    core.expect_blocks(1.0)
+    assert core.tick(6.0) == [StateChanged(StreamState.SILENT)]
+    (ask,) = asked(core.live(head(6), 7.0))
+    core.answered(Answer(ask.attempt, 0, 1, [batch(5), head(6)]), 7.0)
+    assert core.state is StreamState.LIVE
+
+
+def test_blocks_that_are_hashed_otherwise_are_not_used() -> None:
+    core = live_at(5)
+    (complaint,) = core.live(head(6, rule=2), 1.0)
+    assert isinstance(complaint, Complain)
+
+
+def test_too_many_waiting_batches_are_a_gap_like_any_other() -> None:
+    settings = SubscriptionSettings(max_waiting_batches=2)
+    core = RelayedStream(1, settings)
+    core.connected(0.0)
+    for seqno in range(1, 5):
+        core.live(batch(seqno), 0.0)
+    assert core.stats.overflows == 1
+    assert Want(1, 1, 0).start == 0
+
+
+def test_events_that_cannot_be_read_cost_the_blocks() -> None:
+    core = live_at(5)
+    whole = encode(Batch(1, 5, 0.0, to_wire([BlocksRemoved(block_hashes=[1])])))
+    broken = decode(whole.replace(b"\xc4\x08", b"\xc4\x07").replace(b"\x00\x01\x00", b"\x01\x00"))
+    assert isinstance(broken, Batch)
+    commands = core.live(broken, 1.0)
+    assert resyncs(commands) == [ResyncReason.MALFORMED]
+    assert core.stats.malformed_payloads == 1
