@@ -96,6 +96,7 @@ class Holdings:
         "block_size",
         "capacity",
         "copies",
+        "counted",
         "gpu_copies",
         "groups",
         "lower",
@@ -120,6 +121,7 @@ class Holdings:
         self.block_size: int | None = None
         self.pack_block = block_packer(0)
         self.capacity: int | None = None
+        self.counted = 0  # of `blocks`, in the index's total
         self.orphan_limit = ORPHANS_BEFORE_RESYNC
         self._forget_all()
 

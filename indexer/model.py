@@ -34,6 +34,7 @@ class IgnoreCause(StrEnum):
     UNPAIRED = "unpaired"
     PLACEHOLDER = "placeholder"
     OTHER_BLOCK_SIZE = "other_block_size"
+    OVER_BUDGET = "over_budget"
 
 
 class ResyncCause(StrEnum):
@@ -68,9 +69,13 @@ class Applied(msgspec.Struct):
 
 
 class IndexStats(NamedTuple):
-    """The size of the index. `blocks` counts each rank's, `tree_blocks` what is shared once."""
+    """The size of the index. `blocks` counts each rank's, `tree_blocks` what is shared once.
+
+    `estimated_bytes` is what the index takes of memory, as measured for ranks of 20,000 blocks.
+    """
 
     ranks: int
     nodes: int
     tree_blocks: int
     blocks: int
+    estimated_bytes: int

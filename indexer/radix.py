@@ -18,23 +18,41 @@ from events import (
 )
 from indexer.hashing import HASH_BYTES, chain
 from indexer.holdings import Group, Holdings, pairs_up, to_name, to_names
+from indexer.hot import HotPrefix, hot_prefixes
 from indexer.invariants import check_index
 from indexer.lookup import gpu_overlaps, overlap, steps
-from indexer.model import Applied, IgnoreCause, IndexStats, Overlap, ResyncCause
+from indexer.model import Applied, IgnoreCause, IndexStats, InvariantError, Overlap, ResyncCause
 from indexer.origin import extras, origin
 from indexer.tree import LABEL_BLOCKS, Node, Tree
 
+MAX_BLOCKS = 20_000_000
+"""Blocks of all ranks: about 2 GB."""
+
+BLOCKS_PER_GPU_BLOCK = 64
+"""How many blocks a rank may have on all tiers for each that its GPU has room for."""
+
 _REMEMBERED_MASKS = 1024
+
+# Measured: a name, its place in a map and its bytes in a run; a hash; a node with its first holder.
+_BYTES_A_BLOCK, _BYTES_A_TREE_BLOCK, _BYTES_A_NODE = 80, 8, 350
 
 
 class RadixIndex:
     """Which blocks of one model live on which worker rank.
 
     `label_blocks` is the longest run of blocks in one node of the tree.
+
+    What engines may make it hold is bounded. More copies on the GPU than a rank has room for ask
+    for a resync. A rank with more than `BLOCKS_PER_GPU_BLOCK` times its GPU's blocks, and, once all
+    ranks together have `max_blocks`, each rank with its share of them, gets no more: what it stores
+    is ignored and counted, removals go on. So the index claims too little, not too much, and the
+    ranks that stay within their share are followed exactly.
     """
 
-    def __init__(self, *, label_blocks: int = LABEL_BLOCKS) -> None:
+    def __init__(self, *, label_blocks: int = LABEL_BLOCKS, max_blocks: int = MAX_BLOCKS) -> None:
         self._tree = Tree(label_blocks)
+        self._max_blocks = max_blocks
+        self._blocks = 0
         self._holdings: dict[WorkerRank, Holdings] = {}
         self._plain = 0  # mask of the ranks whose GPU blocks are the whole story
         self._ranks_of_mask: dict[int, dict[WorkerRank, None]] = {}
@@ -47,6 +65,7 @@ class RadixIndex:
         applied = Applied()
         stored: list[bytes] = []
         evicted: list[EngineHash] = []  # by the events just before: engines name one block in each
+        has_room = self._has_room(holdings)
         for event in batch.events:
             if type(event) is BlocksRemoved:
                 if event.tier is Tier.GPU and event.group == holdings.main_group:
@@ -58,7 +77,9 @@ class RadixIndex:
                 _evict(holdings, evicted, applied)
                 evicted = []
             if type(event) is BlocksStored:
-                if hashes := holdings.lengthen(event):
+                if not has_room:
+                    applied.ignore(IgnoreCause.OVER_BUDGET, len(event.block_hashes))
+                elif hashes := holdings.lengthen(event):
                     applied.stored_blocks += len(hashes) // HASH_BYTES
                     stored.append(hashes)
                 else:
@@ -72,6 +93,13 @@ class RadixIndex:
         applied.resync = _doubt(holdings)
         self._settle(holdings)
         return applied
+
+    def _has_room(self, holdings: Holdings) -> bool:
+        """Whether the rank may store more; asked once a batch."""
+        blocks, capacity = holdings.blocks, holdings.capacity
+        if capacity is not None and blocks >= capacity * BLOCKS_PER_GPU_BLOCK:
+            return False
+        return self._blocks < self._max_blocks or blocks * len(self._holdings) < self._max_blocks
 
     def _store(
         self, holdings: Holdings, event: BlocksStored, applied: Applied, stored: list[bytes]
@@ -132,6 +160,8 @@ class RadixIndex:
     def _settle(self, holdings: Holdings, *, join: bool = True) -> None:
         if not self._tree.is_settled:
             self._tree.settle(join=join)
+        self._blocks += holdings.blocks - holdings.counted
+        holdings.counted = holdings.blocks
         if holdings.is_plain:
             self._plain |= holdings.bit
         else:
@@ -228,13 +258,21 @@ class RadixIndex:
         return holdings is not None and holdings.is_approximate
 
     def stats(self) -> IndexStats:
-        """The size of the index."""
-        blocks = sum(holdings.blocks for holdings in self._holdings.values())
-        return IndexStats(len(self._holdings), self._tree.nodes, self._tree.blocks, blocks)
+        """The size of the index, from counters that are kept anyway."""
+        nodes, tree_blocks, blocks = self._tree.nodes, self._tree.blocks, self._blocks
+        size = nodes * _BYTES_A_NODE + tree_blocks * _BYTES_A_TREE_BLOCK + blocks * _BYTES_A_BLOCK
+        return IndexStats(len(self._holdings), nodes, tree_blocks, blocks, size)
+
+    def hot_prefixes(self, most: int = 10) -> list[HotPrefix]:
+        """The prefixes that most ranks have on any tier, and which these are."""
+        return hot_prefixes(self._tree, most)
 
     def check(self) -> None:
         """Raise InvariantError if anything contradicts anything. Slow: for tests and doubt."""
         check_index(self._tree, self._holdings.values(), self._plain)
+        blocks = sum(holdings.blocks for holdings in self._holdings.values())
+        if blocks != self._blocks:
+            raise InvariantError(f"{self._blocks} blocks counted, {blocks} found")
 
 
 def _evict(holdings: Holdings, evicted: list[EngineHash], applied: Applied) -> None:

@@ -546,6 +546,63 @@ def test_the_groups_of_another_model_behind_the_same_address_are_forgotten(bench
 # Size
 
 
+def test_a_full_index_takes_no_more_from_ranks_that_have_their_share() -> None:
+    """One engine reports ever more blocks; the others go on as before."""
+    index = RadixIndex(max_blocks=20)
+
+    def apply(rank: WorkerRank, *events: Event) -> Applied:
+        applied = index.apply(rank, EventBatch(0.0, list(events)))
+        index.check()
+        return applied
+
+    apply(W1, stored(NAMES), stored([20 + at for at in range(10)], [1] * 40))
+    apply(W2)
+    assert apply(W1, stored([99], [2] * SIZE)).ignored == {IgnoreCause.OVER_BUDGET: 1}
+    assert apply(W2, stored(NAMES[:3])).stored_blocks == 3
+    assert index.match(block_hashes(IDS, SIZE)) == {W1: Overlap(10), W2: Overlap(3)}
+    apply(W1, removed(*range(20, 30)))
+    assert apply(W1, stored([99], [2] * SIZE)).stored_blocks == 1
+
+
+def test_lower_tiers_of_a_rank_are_bounded_by_the_size_of_its_gpu(bench: Bench) -> None:
+    bench.index.set_capacity(W1, 1)
+    for at in range(80):
+        bench.apply(W1, stored([at], [at] * SIZE, tier=Tier.CPU, block_size=SIZE))
+    assert bench.index.blocks(W1) == 0  # the block size is not known yet
+    bench.apply(W1, stored([1000], [7] * SIZE))
+    for at in range(80):
+        bench.apply(W1, stored([at], [at] * SIZE, tier=Tier.CPU))
+    assert bench.index.blocks(W1) == 64
+
+
+def test_the_size_is_counted_as_it_changes(bench: Bench) -> None:
+    bench.apply(W1, stored(NAMES))
+    bench.apply(W2, stored(NAMES[:4]))
+    stats = bench.index.stats()
+    assert (stats.ranks, stats.nodes, stats.tree_blocks, stats.blocks) == (2, 1, 10, 14)
+    assert stats.estimated_bytes > 14 * 80
+    bench.index.remove_worker("w1")
+    assert bench.index.stats().blocks == 4
+
+
+def test_hot_prefixes_are_those_of_most_ranks(bench: Bench) -> None:
+    """For the live page: a system prompt that all have, a document that two of three have."""
+    w3 = WorkerRank("w3")
+    bench.apply(W1, stored(NAMES[:8]))
+    bench.apply(W2, stored(NAMES[:8]), stored([50], [0] * SIZE, parent=4))
+    bench.apply(w3, stored(NAMES[:4]))
+    hashes = block_hashes(IDS, SIZE)
+    hot = bench.index.hot_prefixes()
+    assert [(set(each.ranks), each.blocks, each.last_hash) for each in hot] == [
+        ({W1, W2, w3}, 4, hashes[24:32]),
+        ({W1, W2}, 8, hashes[56:64]),
+    ]
+    assert bench.index.hot_prefixes(most=1) == hot[:1]
+    bench.index.clear(W1)
+    bench.index.clear(w3)
+    assert bench.index.hot_prefixes() == []
+
+
 def test_churn_of_unique_prompts_keeps_the_index_as_small_as_the_cache() -> None:
     """I8: ten times the capacity of unique prompts behind a live shared head."""
     index = RadixIndex()
