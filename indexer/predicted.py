@@ -11,6 +11,7 @@ first go first. A lost prediction costs one request its best worker, no more.
 
 import heapq
 import math
+from collections.abc import Sequence
 from itertools import count
 
 from events import WorkerRank
@@ -90,15 +91,21 @@ class PredictedBlocks:
 
     def leading(self, rank: WorkerRank, hashes: bytes, start: int, now: float) -> int:
         """How many blocks from position `start` on are predicted, up to the first that is not."""
-        known = self._until.get(rank)
-        if known is None:
-            return 0
-        length = 0
-        for block in _blocks(hashes)[start:]:
-            if known.get(block, now) <= now:
-                break
-            length += 1
-        return length
+        return self.leading_each([rank], hashes, [start], now)[0]
+
+    def leading_each(
+        self, ranks: Sequence[WorkerRank], hashes: bytes, starts: Sequence[int], now: float
+    ) -> list[int]:
+        """`leading` for each rank from its own start. Most have nothing there: that is cheap."""
+        blocks = _blocks(hashes)
+        end = len(blocks)
+        known_of = self._until.get
+        return [
+            _leading(known, blocks, start, now)
+            if start < end and (known := known_of(rank)) is not None and blocks[start] in known
+            else 0
+            for rank, start in zip(ranks, starts, strict=True)
+        ]
 
     def __len__(self) -> int:
         """Predicted blocks of all ranks."""
@@ -121,6 +128,15 @@ class PredictedBlocks:
             _require(not late, f"{rank} has blocks that last longer than it says")
             for block, until in known.items():
                 _require((rank, block, until) in ends, f"{rank} block {block:x} never expires")
+
+
+def _leading(known: dict[int, float], blocks: memoryview, start: int, now: float) -> int:
+    length = 0
+    for block in blocks[start:]:
+        if known.get(block, now) <= now:
+            break
+        length += 1
+    return length
 
 
 def _blocks(hashes: bytes) -> memoryview:

@@ -7,6 +7,8 @@ after a lost event, be wrong: that costs a worse choice of worker, never a clien
 One thread uses an index at a time: nothing here waits, and no match sees half a batch.
 """
 
+from collections.abc import Sequence
+
 from events import (
     BlocksRemoved,
     BlocksStored,
@@ -251,6 +253,21 @@ class RadixIndex:
         """The block size of the rank's events, in tokens; None before the first one."""
         holdings = self._holdings.get(rank)
         return holdings.block_size if holdings is not None else None
+
+    def block_sizes(self, ranks: Sequence[WorkerRank]) -> list[int | None]:
+        """`block_size` of each of these ranks."""
+        known = map(self._holdings.get, ranks)
+        return [holdings.block_size if holdings is not None else None for holdings in known]
+
+    def capacities(self, ranks: Sequence[WorkerRank]) -> list[int | None]:
+        """The capacity of each of these ranks in blocks, as it was set; None if not known."""
+        known = map(self._holdings.get, ranks)
+        return [holdings.capacity if holdings is not None else None for holdings in known]
+
+    def gpu_blocks(self, ranks: Sequence[WorkerRank]) -> list[int]:
+        """How many blocks each of these ranks has on its GPU, every physical copy counted."""
+        known = map(self._holdings.get, ranks)
+        return [holdings.gpu_copies if holdings is not None else 0 for holdings in known]
 
     def is_approximate(self, rank: WorkerRank) -> bool:
         """Whether the rank has cache groups or events that we can't follow (Mamba, say)."""

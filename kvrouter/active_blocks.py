@@ -1,4 +1,4 @@
-"""Which leading blocks the active requests of each rank hold, and which are still being computed.
+"""Which leading blocks the active requests of each rank hold.
 
 A radix tree over the block hashes of active prompts (of one block size), shared by all ranks. A
 block hash stands for the whole prefix up to its block, so a run of blocks that no active request
@@ -21,7 +21,7 @@ from kvrouter.prompt import HASH_BYTES
 class _Run:
     """Blocks in a row with the same holders. `start` and the length of `hashes` are in bytes."""
 
-    __slots__ = ("active", "children", "hashes", "parent", "prefilling", "start")
+    __slots__ = ("active", "children", "hashes", "parent", "start")
 
     def __init__(self, parent: "_Run | None", start: int, hashes: bytes) -> None:
         self.parent = parent
@@ -29,23 +29,19 @@ class _Run:
         self.hashes = hashes
         self.children: dict[bytes, _Run] = {}
         self.active: dict[WorkerRank, int] = {}
-        self.prefilling: dict[WorkerRank, int] = {}
 
 
 class Hold:
     """One active prompt's place in the tree; to be handed back to it.
 
-    `added_blocks` were not active on the rank before. From byte `cut` of its hashes on, the blocks
-    are computed by this prompt's own prefill.
+    `added_blocks` were not active on the rank before.
     """
 
-    __slots__ = ("added_blocks", "cut", "leaf", "prefilling", "rank")
+    __slots__ = ("added_blocks", "leaf", "rank")
 
-    def __init__(self, rank: WorkerRank, leaf: _Run, cut: int) -> None:
+    def __init__(self, rank: WorkerRank, leaf: _Run) -> None:
         self.rank = rank
         self.leaf = leaf
-        self.cut = cut
-        self.prefilling = True
         self.added_blocks = 0
 
 
@@ -55,32 +51,18 @@ class ActiveBlocks:
     def __init__(self) -> None:
         self._root = _Run(None, 0, b"")
 
-    def hold(self, rank: WorkerRank, hashes: bytes, cached_blocks: int) -> Hold:
-        """A request with these blocks becomes active; all but the first `cached_blocks` prefill."""
-        cut = min(cached_blocks * HASH_BYTES, len(hashes))
-        middle = self._descend(self._root, hashes, 0, cut)
-        hold = Hold(rank, self._descend(middle, hashes, cut, len(hashes)), cut)
+    def hold(self, rank: WorkerRank, hashes: bytes) -> Hold:
+        """A request with these blocks becomes active."""
+        hold = Hold(rank, self._descend(hashes))
         for run in _upwards(hold.leaf):
             active = run.active.get(rank, 0)
             run.active[rank] = active + 1
             if not active:
                 hold.added_blocks += len(run.hashes) // HASH_BYTES
-            if run.start >= cut:
-                run.prefilling[rank] = run.prefilling.get(rank, 0) + 1
         return hold
-
-    def computed(self, hold: Hold) -> None:
-        """The prefill of `hold` is over. Again, or after its release: no effect."""
-        if not hold.prefilling:
-            return
-        hold.prefilling = False
-        for run in _upwards(hold.leaf):
-            if run.start >= hold.cut:
-                _count_down(run.prefilling, hold.rank)
 
     def release(self, hold: Hold) -> int:
         """The request is over (to be told once). The number of blocks no longer active there."""
-        self.computed(hold)
         freed = 0
         for run in _upwards(hold.leaf):
             if _count_down(run.active, hold.rank):
@@ -94,16 +76,6 @@ class ActiveBlocks:
         found: dict[WorkerRank, int] = {}
         for run, end in self._path(hashes):
             found.update(dict.fromkeys(run.active, end // HASH_BYTES))
-        return found
-
-    def prefilling(self, hashes: bytes, start_block: int) -> dict[WorkerRank, int]:
-        """How many blocks of `hashes` from `start_block` on are being computed, by rank."""
-        found: dict[WorkerRank, int] = {}
-        for run, end in self._path(hashes):
-            if run.prefilling:
-                blocks = end // HASH_BYTES - max(run.start // HASH_BYTES, start_block)
-                for rank in run.prefilling if blocks > 0 else ():
-                    found[rank] = found.get(rank, 0) + blocks
         return found
 
     def recount(self) -> dict[WorkerRank, int]:
@@ -130,17 +102,16 @@ class ActiveBlocks:
                 _require(bool(child.active), "no unheld run stays")
                 _check_counts(child, None if run is self._root else run)
 
-    def _descend(self, run: _Run, hashes: bytes, position: int, end: int) -> _Run:
-        """The run that ends at byte `end` of `hashes`; made, or split off, where there is none."""
-        while position < end:
+    def _descend(self, hashes: bytes) -> _Run:
+        """The run that ends where `hashes` do; made, or split off, where there is none."""
+        run, position = self._root, 0
+        while position < len(hashes):
             key = hashes[position : position + HASH_BYTES]
             child = run.children.get(key)
             if child is None:
-                child = run.children[key] = _Run(run, position, hashes[position:end])
-            else:
-                common = _common(child.hashes, hashes[position:end])
-                if common < len(child.hashes):
-                    child = _split(run, child, common)
+                child = run.children[key] = _Run(run, position, hashes[position:])
+            elif not hashes.startswith(child.hashes, position):
+                child = _split(run, child, _common(child.hashes, hashes[position:]))
             position += len(child.hashes)
             run = child
         return run
@@ -169,7 +140,6 @@ def _split(parent: _Run, run: _Run, at: int) -> _Run:
     """Cut `run` at byte `at`; the new upper part. `run` stays the lower one: holds end there."""
     upper = _Run(parent, run.start, run.hashes[:at])
     upper.active = run.active.copy()
-    upper.prefilling = run.prefilling.copy()
     parent.children[upper.hashes[:HASH_BYTES]] = upper
     run.parent = upper
     run.start += at
@@ -204,8 +174,6 @@ def _check_counts(run: _Run, parent: _Run | None) -> None:
     for rank, count in run.active.items():
         _require(count > 0, "an active count is above 0")
         _require(parent is None or parent.active.get(rank, 0) >= count, "holders hold prefixes")
-    for rank, count in run.prefilling.items():
-        _require(0 < count <= run.active.get(rank, 0), "only active blocks are being computed")
 
 
 def _require(holds: bool, rule: str) -> None:

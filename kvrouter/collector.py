@@ -65,7 +65,7 @@ class FleetCollector(Collector):
     def _ranks(self) -> Iterator[Metric]:
         rows = self._rows()
         now = time.monotonic()
-        load = {rank: self._fleet.load.of(rank, now) for rank, _, _ in rows}
+        load = {rank: self._fleet.load.of(rank) for rank, _, _ in rows}
         gauges: dict[str, tuple[str, Callable[[WorkerRank, RankState, Pool], float]]] = {
             "active_requests": ("Booked requests", lambda r, _s, _p: load[r].active_requests),
             "prefill_tokens": (

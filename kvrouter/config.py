@@ -25,7 +25,7 @@ NatsUrl = Annotated[
     str, Meta(pattern=r"^(nats|tls)://[^/\s?#]+/?$", description="nats://host:port")
 ]
 
-PolicyName = Literal["kv", "round_robin", "random", "least_requests", "least_tokens"]
+PolicyName = Literal["kv", "kv_blocks", "round_robin", "random", "least_requests", "least_tokens"]
 
 
 class ConfigError(Exception):
@@ -67,10 +67,31 @@ class PolicyConfig(_Section, frozen=True, kw_only=True):
     """How a worker is chosen."""
 
     name: PolicyName = "kv"
-    w: NonNegativeFloat = 1.0
-    """What a block to prefill costs against an active block that is decoded."""
+    w: NonNegativeFloat | None = None
+    """What a block to prefill costs against an active block that is decoded. Given, `kv` is the
+    plain `w * prefill_blocks + decode_blocks`, without the weights and the guard below."""
+    copy_weight: NonNegativeFloat = 6.0
+    """What a token costs, besides its prefill, that is computed and stored a second time although
+    that evicts something, or although it is being computed elsewhere at this moment. Reuse and
+    latency hardly change between 3 and 11."""
+    request_tokens: NonNegativeFloat = 250.0
+    """What an active request costs, in tokens to prefill: it slows every step of its engine."""
+    fill_limit: Annotated[float, Meta(ge=0, le=1)] = 0.9
+    """Active tokens above this share of a cache cost a token of prefill each, for soon requests
+    would be preempted, and computed again."""
+    miss_weight: NonNegativeFloat = 48.0
+    """Of `kv_blocks`: what a block of the prompt that a worker lacks costs against an active one.
+    Far above 1, because the copy evicts what another request would have found."""
+    queue_weight: NonNegativeFloat = 8.0
+    """Of `kv_blocks`: the same for a block that is queued there for prefill: it only takes time."""
+    guard_ratio: Annotated[float, Meta(ge=1)] = 1.25
+    """No worker gets a request that has more active ones than this times their mean, plus slack:
+    a prefix that all want would else pile them up where it is cached."""
+    guard_slack: NonNegativeFloat = 16.0
+    """In requests. Small numbers differ by chance, and a burst of equal prompts belongs together:
+    with less, 16 of them could not stay on one of 8 idle workers."""
     temperature: NonNegativeFloat = 0.0
-    """0 takes the least cost; above, near costs share the traffic."""
+    """In blocks. 0 takes the least cost; above, near costs share the traffic."""
     cpu_credit: Annotated[float, Meta(ge=0, le=1)] = 0.75
     """The share of a prefill that a block in an engine's CPU tier saves."""
     disk_credit: Annotated[float, Meta(ge=0, le=1)] = 0.25
@@ -273,6 +294,7 @@ def parse_config(tables: dict[str, Any]) -> Config:
         raise ConfigError("\n".join(problems))
     config = msgspec.convert(tables, Config)
     _check_names(config)
+    _check_policy(tables.get("policy", {}))
     return config
 
 
@@ -306,3 +328,14 @@ def _check_port(path: str, url: str) -> None:
         urlsplit(url).port  # noqa: B018  # reading it is the check
     except ValueError as error:
         raise ConfigError(f"{path}: {error}") from error
+
+
+_PLAIN_LEAVES_OUT = ("copy_weight", "request_tokens", "fill_limit", "guard_ratio", "guard_slack")
+
+
+def _check_policy(given: dict[str, Any]) -> None:
+    unused = [name for name in _PLAIN_LEAVES_OUT if name in given]
+    if given.get("w") is not None and unused:
+        raise ConfigError(
+            f"policy: w makes a formula without {', '.join(unused)}: give one of them"
+        )

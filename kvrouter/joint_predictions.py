@@ -4,6 +4,7 @@ An own prediction has every block. What other replicas tell has the sampled ones
 and the blocks between two of them are there if the second one is: hashes are chained.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from events import WorkerRank
@@ -20,8 +21,10 @@ class Expectations(Protocol):
     def expect(self, rank: WorkerRank, hashes: bytes, *, now: float, ttl_s: float) -> None:
         """Expect these blocks for so long."""
 
-    def leading(self, rank: WorkerRank, hashes: bytes, start: int, now: float) -> int:
-        """How many blocks from position `start` on are expected, up to the first that is not."""
+    def leading_each(
+        self, ranks: Sequence[WorkerRank], hashes: bytes, starts: Sequence[int], now: float
+    ) -> list[int]:
+        """How many blocks are expected on each rank, from its start to the first that is not."""
 
     def confirm(self, rank: WorkerRank, hashes: bytes) -> None:
         """Events have these blocks."""
@@ -54,13 +57,19 @@ class JointPredictions:
         """Expect blocks because this router has routed there."""
         self._own.expect(rank, hashes, now=now, ttl_s=ttl_s)
 
-    def leading(self, rank: WorkerRank, hashes: bytes, start: int, now: float) -> int:
-        """How many blocks from position `start` on are expected, up to the first that is not."""
-        own = self._own.leading(rank, hashes, start, now)
-        samples = self._sample(hashes)
-        first = samples_within(start)
-        count = self._others.leading(rank, samples, first, now)
-        return max(own, blocks_of(first + count) - start) if count else own
+    def leading_each(
+        self, ranks: Sequence[WorkerRank], hashes: bytes, starts: Sequence[int], now: float
+    ) -> list[int]:
+        """How many blocks are expected on each rank, from its start to the first that is not."""
+        own = self._own.leading_each(ranks, hashes, starts, now)
+        if not len(self._others):
+            return own
+        firsts = [samples_within(start) for start in starts]
+        counts = self._others.leading_each(ranks, self._sample(hashes), firsts, now)
+        return [
+            max(length, blocks_of(first + count) - start) if count else length
+            for length, start, first, count in zip(own, starts, firsts, counts, strict=True)
+        ]
 
     def confirm(self, rank: WorkerRank, hashes: bytes) -> None:
         """Events have these blocks."""

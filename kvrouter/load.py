@@ -11,15 +11,17 @@ What is counted, per rank:
     decode tokens     distinct active prompt blocks by hash (shared by the rank's requests), blocks
                       of a prompt that have no hash, and blocks that output filled, in tokens
     recent tokens     uncached tokens of the latest bookings, decayed; for ties only
+    prefill rate      tokens per second, from the times of first output bytes
 
-All counts are integers but the last, so that they come back to 0 exactly. Booking and settling
-cost as much as the prompt's hashes take to be compared once, and memory is proportional to the
-distinct active blocks.
+All counts but these last two are integers, so that they come back to 0 exactly. Booking and
+settling cost as much as the prompt's hashes take to be compared once, and memory is proportional to
+the distinct active blocks.
 
 A removed rank takes its counts with it. Its leases are then detached: they can still be settled,
 but touch nothing, not even a rank of the same name that has come back meanwhile.
 """
 
+import math
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
@@ -59,26 +61,60 @@ class Outcome(StrEnum):
 
 
 class RankLoad(msgspec.Struct, frozen=True, gc=False):
-    """The load of one rank at one moment. `block_size` is that of its latest booking."""
+    """The load of one rank since its last change; what else depends on time asks for `now`.
+
+    `block_size` is that of its latest booking.
+    """
 
     active_requests: int = 0
     prefill_tokens: int = 0
     decode_tokens: int = 0
-    recent_tokens: float = 0.0
-    queued_tokens: float = 0.0
-    """`prefill_tokens` without the likely progress of the oldest of them."""
-    prefill_rate: float = 0.0
-    """Tokens per second that it was seen to prefill while requests waited; 0 if not known yet."""
-    oldest_prefill_age_s: float = 0.0
-    """Since the oldest request without a first output byte was booked; 0 if there is none."""
     last_turn: int = 0
     """The number of its latest booking among those of all ranks; 0 if it never had one."""
     block_size: int = 1
+    prefill_rate: float = 0.0
+    """Tokens per second that it was seen to prefill while requests waited; 0 if not known yet."""
+    oldest_tokens: int = 0
+    """The prefill tokens of the oldest request without a first output byte; 0 if there is none."""
+    oldest_at: float = math.inf
+    """When that request was booked."""
+    working_since: float = math.inf
+    """When the rank can have begun with it."""
+    dispatched_tokens: float = 0.0
+    """Uncached tokens of its bookings, decayed, at the time of the latest one."""
+    dispatched_at: float = 0.0
+    half_life_s: float = RECENT_HALF_LIFE_S
 
     @property
     def decode_blocks(self) -> float:
         """`decode_tokens` in blocks; whole ones unless the rank's block size has changed."""
         return self.decode_tokens / self.block_size
+
+    def queued_tokens(self, now: float) -> float:
+        """`prefill_tokens` without the likely progress of the oldest of them."""
+        return queued_tokens([self], now)[0]
+
+    def recent_tokens(self, now: float) -> float:
+        """Uncached tokens of its latest bookings, decayed."""
+        age_s = now - self.dispatched_at
+        decay = 0.5 ** (age_s / self.half_life_s) if age_s > 0 else 1.0
+        return self.dispatched_tokens * decay
+
+    def oldest_prefill_age_s(self, now: float) -> float:
+        """Since the oldest request without a first output byte was booked; 0 if none."""
+        return max(0.0, now - self.oldest_at)
+
+
+def queued_tokens(loads: Sequence[RankLoad], now: float) -> list[float]:
+    """For each rank its prefill tokens without the likely progress of the oldest."""
+    return [
+        load.prefill_tokens
+        if not load.prefill_rate or load.working_since >= now
+        else load.prefill_tokens - done
+        if (done := load.prefill_rate * (now - load.working_since)) < load.oldest_tokens
+        else load.prefill_tokens - load.oldest_tokens
+        for load in loads
+    ]
 
 
 IDLE = RankLoad()
@@ -114,16 +150,11 @@ class LoadView(Protocol):
     ) -> "Lease":
         """Count a request."""
 
-    def of_each(self, ranks: Sequence[WorkerRank], now: float) -> list[RankLoad]:
+    def of_each(self, ranks: Sequence[WorkerRank]) -> list[RankLoad]:
         """The load of each of these ranks."""
 
     def active_blocks(self, prompt: Prompt, block_size: int) -> dict[WorkerRank, int]:
         """How many leading blocks of the prompt are active already, for each rank with any."""
-
-    def prefilling_blocks(
-        self, prompt: Prompt, block_size: int, start_block: int
-    ) -> dict[WorkerRank, int]:
-        """How many of the prompt's blocks from `start_block` on requests in flight compute."""
 
 
 class Totals(msgspec.Struct, frozen=True):
@@ -136,60 +167,77 @@ class Totals(msgspec.Struct, frozen=True):
 
 
 class _Entry:
-    """The counts of one rank from its first booking to its removal."""
+    """The counts of one rank from its first booking to its removal.
+
+    Whoever changes one of them calls `changed`.
+    """
 
     __slots__ = (
+        "_seen",
         "block_size",
-        "busy_since",
         "decode_tokens",
+        "dispatched_at",
+        "dispatched_tokens",
+        "half_life_s",
         "last_turn",
         "leases",
         "prefill_tokens",
         "prefilled_s",
         "prefilled_tokens",
-        "recent_at",
-        "recent_tokens",
         "waiting",
+        "working_since",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, half_life_s: float) -> None:
+        self.half_life_s = half_life_s
         self.block_size = 1
         self.prefill_tokens = 0
         self.decode_tokens = 0
-        self.recent_tokens = 0.0
-        self.recent_at = 0.0
+        self.dispatched_tokens = 0.0
+        self.dispatched_at = 0.0
         self.last_turn = 0
-        self.busy_since = 0.0
+        self.working_since = 0.0
         self.prefilled_tokens = 0.0
         self.prefilled_s = 0.0
         self.leases: set[Lease] = set()
         self.waiting: OrderedDict[Lease, None] = OrderedDict()
         """Those without a first output byte, oldest first (its first is found in O(1))."""
+        self._seen: RankLoad | None = None
 
-    def snapshot(self, now: float, half_life_s: float) -> RankLoad:
-        waiting = self.waiting
-        age_s = now - self.recent_at
-        decay = 0.5 ** (age_s / half_life_s) if age_s > 0 else 1.0
-        return RankLoad(
+    def changed(self) -> None:
+        """What was seen of the counts is not true any more."""
+        self._seen = None
+
+    @property
+    def load(self) -> RankLoad:
+        """The counts; made anew only after a change, for decisions look at all ranks each time."""
+        return self._seen or self._look()
+
+    def _look(self) -> RankLoad:
+        oldest = next(iter(self.waiting), None)
+        self._seen = RankLoad(
             len(self.leases),
             self.prefill_tokens,
             self.decode_tokens,
-            self.recent_tokens * decay,
-            self.prefill_tokens - self.progress(now) if waiting else 0.0,
-            self.rate,
-            max(0.0, now - next(iter(waiting)).booked_at) if waiting else 0.0,
             self.last_turn,
             self.block_size,
+            self.prefilled_tokens / self.prefilled_s if self.prefilled_s > 0 else 0.0,
+            oldest.prefill_tokens if oldest else 0,
+            oldest.booked_at if oldest else math.inf,
+            self.working_since,
+            self.dispatched_tokens,
+            self.dispatched_at,
+            self.half_life_s,
         )
+        return self._seen
 
-    @property
-    def rate(self) -> float:
-        return self.prefilled_tokens / self.prefilled_s if self.prefilled_s > 0 else 0.0
-
-    def progress(self, now: float) -> float:
-        """The tokens that the oldest waiting request has likely prefilled."""
-        oldest = next(iter(self.waiting))
-        return min(oldest.prefill_tokens, max(0.0, self.rate * (now - self.busy_since)))
+    def dispatched(self, uncached_tokens: int, turn: int, block_size: int, now: float) -> None:
+        """A request is booked."""
+        self.last_turn = turn
+        self.block_size = block_size
+        self.dispatched_tokens = self.load.recent_tokens(now) + uncached_tokens
+        self.dispatched_at = now
+        self.changed()
 
     def prefilled(self, tokens: int, now: float) -> None:
         """A prefill is done: learn how fast.
@@ -197,11 +245,12 @@ class _Entry:
         Tokens and time are summed, so prefills that an engine batches, and which end together,
         count as one.
         """
-        elapsed_s = max(0.0, now - self.busy_since)
+        elapsed_s = max(0.0, now - self.working_since)
         decay = 0.5 ** (elapsed_s / RATE_HALF_LIFE_S)
         self.prefilled_tokens = self.prefilled_tokens * decay + tokens
         self.prefilled_s = self.prefilled_s * decay + elapsed_s
-        self.busy_since = now
+        self.working_since = now
+        self.changed()
 
 
 class Lease:
@@ -285,7 +334,7 @@ class Lease:
         self._load._settled[outcome] += 1  # noqa: SLF001 - a lease is a part of its load
         entry = self._entry
         if entry is not None and next(iter(entry.waiting), None) is self:
-            entry.busy_since = now  # what was spent on it says nothing about the next one
+            entry.working_since = now  # what was spent on it says nothing about the next one
         self.detach()
         return True
 
@@ -297,13 +346,14 @@ class Lease:
         self._hashed_blocks = len(hashes) // HASH_BYTES
         entry.leases.add(self)
         if not entry.waiting:
-            entry.busy_since = self.booked_at
+            entry.working_since = self.booked_at
         entry.waiting[self] = None
         entry.prefill_tokens += self.prefill_tokens
         if hashes:
-            hold = tree.hold(self.rank, hashes, cached_blocks)
+            hold = tree.hold(self.rank, hashes)
             self._hold = (tree, hold)
             entry.decode_tokens += hold.added_blocks * self.block_size
+        entry.changed()
         self._grow()
         if self._journal is not None:
             self._journal.booked(self, hashes, cached_blocks)
@@ -324,6 +374,7 @@ class Lease:
             tree, hold = self._hold
             entry.decode_tokens -= tree.release(hold) * self.block_size
             self._hold = None
+        entry.changed()
         if journal is not None:
             journal.over(self)
 
@@ -332,9 +383,7 @@ class Lease:
             return
         del self._entry.waiting[self]
         self._entry.prefill_tokens -= self.prefill_tokens
-        if self._hold is not None:
-            tree, hold = self._hold
-            tree.computed(hold)
+        self._entry.changed()
 
     def _grow(self) -> bool:
         """Count the blocks that no hash names: the prompt's last part, and output.
@@ -344,6 +393,7 @@ class Lease:
         blocks = -(-(self._length + self.output_tokens) // self.block_size) - self._hashed_blocks
         if self._entry is not None and blocks != self._own_blocks:
             self._entry.decode_tokens += (blocks - self._own_blocks) * self.block_size
+            self._entry.changed()
             self._own_blocks = blocks
             return True
         return False
@@ -376,36 +426,25 @@ class Load:
         uncached = max(1, prompt.prompt_tokens - int(overlap_blocks * block_size))
         entry = self._entries.get(rank)
         if entry is None:
-            entry = self._entries[rank] = _Entry()
+            entry = self._entries[rank] = _Entry(self._half_life_s)
         self._turn += 1
-        entry.last_turn = self._turn
-        entry.block_size = block_size
-        entry.recent_tokens = entry.snapshot(now, self._half_life_s).recent_tokens + uncached
-        entry.recent_at = now
+        entry.dispatched(uncached, self._turn, block_size, now)
         lease = Lease(self, rank, uncached, block_size, now)
         lease.attach(entry, prompt, self._tree(block_size), int(overlap_blocks))
         return lease
 
-    def of(self, rank: WorkerRank, now: float) -> RankLoad:
+    def of(self, rank: WorkerRank) -> RankLoad:
         """The load of `rank`; idle if it never had a booking."""
         entry = self._entries.get(rank)
-        return entry.snapshot(now, self._half_life_s) if entry is not None else IDLE
+        return entry.load if entry is not None else IDLE
 
-    def of_each(self, ranks: Sequence[WorkerRank], now: float) -> list[RankLoad]:
+    def of_each(self, ranks: Sequence[WorkerRank]) -> list[RankLoad]:
         """The load of each of these ranks."""
-        entries = map(self._entries.get, ranks)
-        half_life_s = self._half_life_s
-        return [entry.snapshot(now, half_life_s) if entry else IDLE for entry in entries]
+        return [entry.load if entry else IDLE for entry in map(self._entries.get, ranks)]
 
     def active_blocks(self, prompt: Prompt, block_size: int) -> dict[WorkerRank, int]:
         """How many leading blocks of the prompt are active already, for each rank with any."""
         return self._tree(block_size).leading(prompt.hashes(block_size))
-
-    def prefilling_blocks(
-        self, prompt: Prompt, block_size: int, start_block: int
-    ) -> dict[WorkerRank, int]:
-        """How many of the prompt's blocks from `start_block` on requests in flight compute."""
-        return self._tree(block_size).prefilling(prompt.hashes(block_size), start_block)
 
     def remove(self, rank: WorkerRank) -> None:
         """Forget the rank and detach its leases."""
@@ -456,6 +495,9 @@ def _check_entry(entry: _Entry, hashed_tokens: int) -> None:
     _require(prefill_tokens == entry.prefill_tokens, "prefill tokens are those of the waiting")
     _require(hashed_tokens + own_tokens == entry.decode_tokens, "decode tokens are shared and own")
     _require(prefill_tokens >= 0 <= own_tokens, "no count is negative")
+    seen = entry.load
+    entry.changed()
+    _require(seen == entry.load, "what was seen is true until a change")
 
 
 def _require(holds: bool, rule: str) -> None:

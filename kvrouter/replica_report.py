@@ -1,7 +1,6 @@
 """What the second port shows of other replicas, and of the connection to them."""
 
 import datetime as dt
-import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -41,8 +40,7 @@ def _company(sharing: Sharing | None) -> dict[str, Any]:
 
 
 def _loads(sharing: Sharing) -> list[dict[str, Any]]:
-    now = time.monotonic()
-    loads = {rank: sharing.load.of_others(rank, now) for rank in sharing.load.ranks_of_others()}
+    loads = {rank: sharing.load.of_others(rank) for rank in sharing.load.ranks_of_others()}
     return [
         {
             "worker": rank.worker,

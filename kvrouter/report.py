@@ -75,7 +75,7 @@ def _worker(fleet: Fleet, worker: Worker, now: float) -> dict[str, Any]:
 
 def _rank(fleet: Fleet, pool: Pool, rank: WorkerRank, now: float) -> dict[str, Any]:
     state = fleet.ranks[rank]
-    load = fleet.load.of(rank, now)
+    load = fleet.load.of(rank)
     verdict, reason = judge(pool, rank, state)
     return {
         "dp_rank": rank.dp_rank,
@@ -88,6 +88,8 @@ def _rank(fleet: Fleet, pool: Pool, rank: WorkerRank, now: float) -> dict[str, A
         "load": {
             "active_requests": load.active_requests,
             "prefill_tokens": load.prefill_tokens,
+            "queued_tokens": load.queued_tokens(now),
+            "prefill_rate": load.prefill_rate,
             "decode_blocks": load.decode_blocks,
         },
         "proof": {

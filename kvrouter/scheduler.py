@@ -4,6 +4,7 @@ The index and the load are the sources of truth; what is seen of them here may b
 engines by an event or two. That can make a choice worse, never lose a booking.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from random import Random
 from typing import NamedTuple, Protocol
@@ -11,11 +12,12 @@ from typing import NamedTuple, Protocol
 from events import WorkerRank
 from indexer import Overlap, RadixIndex
 from kvrouter.load import Lease, LoadView
-from kvrouter.policy import Candidate, Decision, NoCandidate, Policy, TierCredit
+from kvrouter.policy import Candidate, Decision, NoCandidate, Policy, Survey, TierCredit
 from kvrouter.prompt import HASH_BYTES, Prompt
 
 DEFAULT_BLOCK_SIZE = 16
 PREDICTION_TTL_S = 10.0
+FULL_SHARE = 0.95
 NO_OVERLAP = Overlap(0, 0, 0)
 
 
@@ -29,22 +31,16 @@ class Placement(NamedTuple):
 class Predictions(Protocol):
     """What a decision needs of the blocks that are expected because requests were routed."""
 
-    def leading(self, rank: WorkerRank, hashes: bytes, start: int, now: float) -> int:
-        """How many blocks from position `start` on are expected."""
+    def leading_each(
+        self, ranks: Sequence[WorkerRank], hashes: bytes, starts: Sequence[int], now: float
+    ) -> list[int]:
+        """How many blocks are expected on each rank, from its own start on."""
 
     def expect(self, rank: WorkerRank, hashes: bytes, *, now: float, ttl_s: float) -> None:
         """Expect these blocks."""
 
     def expire(self, now: float) -> None:
         """Forget what has not come in time."""
-
-
-class _View(NamedTuple):
-    """The candidates of one block size, and what is known of the prompt's blocks there."""
-
-    block_size: int
-    ranks: list[WorkerRank]
-    overlaps: dict[WorkerRank, Overlap]
 
 
 class Scheduler:
@@ -105,64 +101,87 @@ class Scheduler:
     ) -> Decision:
         if not ranks:
             raise NoCandidate("no worker can take the request")
-        views = self._views(prompt, ranks)
-        candidates = [each for view in views for each in self._survey(prompt, view, views, now)]
-        return Decision(prompt, self._policy, candidates, self._policy.choose(candidates, rng))
+        survey = self._survey(prompt, ranks, now)
+        return Decision(prompt, self._policy, survey, self._policy.choose(survey, rng))
 
-    def _views(self, prompt: Prompt, ranks: Sequence[WorkerRank]) -> list[_View]:
+    def _survey(self, prompt: Prompt, ranks: Sequence[WorkerRank], now: float) -> Survey:
+        """The facts of all candidates, those of equal block size next to each other."""
         by_size: dict[int, list[WorkerRank]] = {}
-        block_size = self._index.block_size
-        for rank in ranks:
-            by_size.setdefault(block_size(rank) or self._said_block_size(rank), []).append(rank)
-        return [
-            _View(size, members, self._match(prompt, size)) for size, members in by_size.items()
-        ]
+        sizes = self._block_sizes(ranks)
+        if len(set(sizes)) == 1:
+            return self._survey_size(prompt, ranks, sizes[0], now)
+        for rank, size in zip(ranks, sizes, strict=True):
+            by_size.setdefault(size, []).append(rank)
+        first, *others = (
+            self._survey_size(prompt, members, size, now) for size, members in by_size.items()
+        )
+        for other in others:
+            first.extend(other)
+        return first
 
-    def _match(self, prompt: Prompt, block_size: int) -> dict[WorkerRank, Overlap]:
-        hashes = prompt.reusable_hashes(block_size)
-        return self._index.match(hashes) if hashes else {}
+    def _block_sizes(self, ranks: Sequence[WorkerRank]) -> list[int]:
+        told = self._index.block_sizes(ranks)
+        if None not in told:
+            return told  # type: ignore[return-value]  # mypy does not see that None is not in it
+        said = self._said_block_size
+        return [size or said(rank) for size, rank in zip(told, ranks, strict=True)]
 
-    def _survey(
-        self, prompt: Prompt, view: _View, views: list[_View], now: float
-    ) -> list[Candidate]:
-        """The facts of each candidate of one block size."""
-        size = view.block_size
+    def _survey_size(
+        self, prompt: Prompt, ranks: Sequence[WorkerRank], size: int, now: float
+    ) -> Survey:
+        """The facts of candidates of one block size.
+
+        In columns, each made by one expression: there may be hundreds of ranks.
+        """
         hashes = prompt.reusable_hashes(size)
-        prompt_tokens = prompt.prompt_tokens
-        all_tokens = -(-max(prompt_tokens, len(prompt.token_ids)) // size) * size
-        active = self._load.active_blocks(prompt, size)
-        awaited = self._awaited_blocks(prompt, view, views)
-        leading = self._predicted.leading
+        overlaps = self._overlaps(hashes, ranks)
+        starts = [gpu + cpu + disk for gpu, cpu, disk in overlaps]
+        predicted = self._predicted.leading_each(ranks, hashes, starts, now)
         cpu_credit, disk_credit = self._credit.cpu, self._credit.disk
-        found: list[Candidate] = []
-        for rank, load in zip(view.ranks, self._load.of_each(view.ranks, now), strict=True):
-            overlap = view.overlaps.get(rank, NO_OVERLAP)
-            gpu, cpu, disk = overlap
-            predicted = leading(rank, hashes, gpu + cpu + disk, now)
-            saved = gpu + predicted + cpu_credit * cpu + disk_credit * disk
-            found.append(
-                Candidate(
-                    rank,
-                    size,
-                    overlap,
-                    predicted,
-                    saved,
-                    max(1.0, prompt_tokens - saved * size),
-                    all_tokens - active.get(rank, 0) * size,
-                    min(awaited[rank] * size, load.prefill_tokens) if rank in awaited else 0,
-                    load,
-                )
-            )
-        return found
+        saved = [
+            gpu + more + cpu_credit * cpu + disk_credit * disk
+            for (gpu, cpu, disk), more in zip(overlaps, predicted, strict=True)
+        ]
+        tokens = prompt.prompt_tokens
+        all_tokens = -(-max(tokens, len(prompt.token_ids)) // size) * size
+        active = self._load.active_blocks(prompt, size)
+        capacities = self._index.capacities(ranks)
+        return Survey(
+            now,
+            ranks,
+            [size] * len(ranks),
+            overlaps,
+            predicted,
+            saved,
+            [left if (left := tokens - blocks * size) > 1.0 else 1.0 for blocks in saved],
+            [all_tokens - active.get(rank, 0) * size for rank in ranks]
+            if active
+            else [all_tokens] * len(ranks),
+            [math.inf if blocks is None else blocks * size for blocks in capacities],
+            self._rooms(ranks, capacities, size),
+            self._load.of_each(ranks),
+        )
 
-    def _awaited_blocks(
-        self, prompt: Prompt, view: _View, views: list[_View]
-    ) -> dict[WorkerRank, int]:
-        """The prompt's blocks that requests in flight compute and that no candidate holds yet."""
-        if not self._load.prefilling_blocks(prompt, view.block_size, 0):
-            return {}
-        held_tokens = max(_held_tokens(each) for each in views)
-        return self._load.prefilling_blocks(prompt, view.block_size, held_tokens // view.block_size)
+    def _overlaps(self, hashes: bytes, ranks: Sequence[WorkerRank]) -> list[Overlap]:
+        found = self._index.match(hashes) if hashes else {}
+        if not found:
+            return [NO_OVERLAP] * len(ranks)
+        return [found.get(rank, NO_OVERLAP) for rank in ranks]
+
+    def _rooms(
+        self, ranks: Sequence[WorkerRank], capacities: list[int | None], size: int
+    ) -> list[float]:
+        """What each cache can store before it evicts, in tokens.
+
+        Blocks that are in use and not full have no name yet, so a cache is full before its named
+        blocks reach its capacity.
+        """
+        if all(blocks is None for blocks in capacities):
+            return [0.0] * len(ranks)
+        return [
+            room * size if blocks and (room := FULL_SHARE * blocks - stored) > 0.0 else 0.0
+            for blocks, stored in zip(capacities, self._index.gpu_blocks(ranks), strict=True)
+        ]
 
     def _expect(self, prompt: Prompt, chosen: Candidate, now: float) -> None:
         """Predict the blocks that the engine will report when it has computed them."""
@@ -171,10 +190,3 @@ class Scheduler:
         if hashes:
             ttl_s = self._prediction_ttl_s(chosen.rank)
             self._predicted.expect(chosen.rank, hashes, now=now, ttl_s=ttl_s)
-
-
-def _held_tokens(view: _View) -> int:
-    """The longest part of the prompt that a candidate of this view holds."""
-    overlaps = view.overlaps
-    held = [overlaps[rank].total for rank in view.ranks if rank in overlaps]
-    return max(held, default=0) * view.block_size

@@ -14,6 +14,7 @@ are the exact ones.
 Turns (round robin) are each router's own.
 """
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -23,7 +24,6 @@ import msgspec
 from events import WorkerRank
 from events.replica import Booking, Ledger, blocks_of, sample
 from events.replica.mirror import Key
-from events.replica.sampling import samples_within
 from kvrouter.active_blocks import ActiveBlocks, Hold
 from kvrouter.load import IDLE, RECENT_HALF_LIFE_S, Lease, Load, RankLoad
 from kvrouter.prompt import HASH_BYTES, Prompt
@@ -53,15 +53,11 @@ class SampledBlocks:
         self._tree = ActiveBlocks()
         self.tokens: dict[WorkerRank, int] = {}
 
-    def hold(self, rank: WorkerRank, samples: bytes, cached_samples: int) -> Hold:
+    def hold(self, rank: WorkerRank, samples: bytes) -> Hold:
         """A booking with these samples becomes active."""
-        hold = self._tree.hold(rank, samples, cached_samples)
+        hold = self._tree.hold(rank, samples)
         self._count(rank, len(samples) // HASH_BYTES, hold.added_blocks)
         return hold
-
-    def computed(self, hold: Hold) -> None:
-        """The booking's prefill is over."""
-        self._tree.computed(hold)
 
     def release(self, hold: Hold, samples: int) -> None:
         """The booking, which has so many samples, is over."""
@@ -81,19 +77,6 @@ class SampledBlocks:
         """How many leading blocks are active, for each rank with any."""
         found = self._tree.leading(samples)
         return {rank: blocks_of(count) for rank, count in found.items()}
-
-    def prefilling(self, samples: bytes, start_block: int) -> dict[WorkerRank, int]:
-        """How many blocks from `start_block` on are being computed, by rank."""
-        found = self._tree.prefilling(samples, samples_within(start_block))
-        if not found:
-            return {}
-        leading = self._tree.leading(samples)
-        blocks: dict[WorkerRank, int] = {}
-        for rank, count in found.items():
-            end = leading[rank]
-            first = max(blocks_of(end - count), start_block)
-            blocks[rank] = max(0, blocks_of(end) - first)
-        return blocks
 
     def check(self) -> None:
         """Raise AssertionError if an invariant is broken."""
@@ -164,17 +147,13 @@ class SharedLoad:
             now=lease.booked_at,
         )
         own, everybody = self._trees(size)
-        place = (lease.rank, booking.samples, booking.cached_samples)
+        place = (lease.rank, booking.samples)
         self._own_holds[lease] = (booking, own.hold(*place), everybody.hold(*place))
         self._has_news()
 
     def prefill_done(self, lease: Lease) -> None:
         """Its first output byte is here."""
         self._ledger.prefill_done(lease.number)
-        booking, own_hold, hold = self._own_holds[lease]
-        own, everybody = self._trees(booking.block_size)
-        own.computed(own_hold)
-        everybody.computed(hold)
         self._has_news()
 
     def grown(self, lease: Lease) -> None:
@@ -206,7 +185,7 @@ class SharedLoad:
         if others is None:
             others = self._others[rank] = _Others()
         _, everybody = self._trees(booking.block_size)
-        hold = everybody.hold(rank, booking.samples, booking.cached_samples)
+        hold = everybody.hold(rank, booking.samples)
         self._remote[key] = _Remote(rank, booking, hold)
         others.block_size = booking.block_size
         others.requests += 1
@@ -222,11 +201,10 @@ class SharedLoad:
 
     def prefilled(self, key: Key) -> None:
         """Its first output byte was there."""
-        rank, booking, hold = self._remote[key]
+        rank, booking, _ = self._remote[key]
         others = self._others[rank]
         if others.waiting.pop(key, None) is not None:
             others.prefill_tokens -= booking.prefill_tokens
-            self._trees(booking.block_size)[1].computed(hold)
 
     def grow(self, key: Key, own_blocks: int) -> None:
         """It has so many blocks of its own by now."""
@@ -280,44 +258,47 @@ class SharedLoad:
             rank, prompt, overlap_blocks=overlap_blocks, block_size=block_size, now=now
         )
 
-    def of(self, rank: WorkerRank, now: float) -> RankLoad:
+    def of(self, rank: WorkerRank) -> RankLoad:
         """The load of `rank` from all replicas."""
-        return self.of_each([rank], now)[0]
+        return self.of_each([rank])[0]
 
-    def of_each(self, ranks: Sequence[WorkerRank], now: float) -> list[RankLoad]:
+    def of_each(self, ranks: Sequence[WorkerRank]) -> list[RankLoad]:
         """The load of each of these ranks from all replicas."""
-        loads = self._load.of_each(ranks, now)
+        loads = self._load.of_each(ranks)
         if self._others:
             others = self._others
             for position, rank in enumerate(ranks):
                 more = others.get(rank)
                 if more is not None:
-                    loads[position] = self._sum(rank, loads[position], more, now)
+                    loads[position] = self._sum(rank, loads[position], more)
         return loads
 
     def ranks_of_others(self) -> Sequence[WorkerRank]:
         """The ranks on which other replicas have, or lately had, bookings."""
         return tuple(self._others)
 
-    def of_others(self, rank: WorkerRank, now: float) -> RankLoad:
+    def of_others(self, rank: WorkerRank) -> RankLoad:
         """What the other replicas add to a rank's load."""
         more = self._others.get(rank)
-        return IDLE if more is None else self._sum(rank, IDLE, more, now)
+        return IDLE if more is None else self._sum(rank, IDLE, more)
 
-    def _sum(self, rank: WorkerRank, own: RankLoad, more: _Others, now: float) -> RankLoad:
+    def _sum(self, rank: WorkerRank, own: RankLoad, more: _Others) -> RankLoad:
+        """Both together. The progress of the oldest prefill is judged by the own ones alone."""
         shared_tokens = 0
         if more.requests:
             for size, everybody in self._all.items():
                 shared_tokens += everybody.tokens.get(rank, 0) - self._own[size].tokens.get(rank, 0)
-        waits = max(0.0, now - next(iter(more.waiting.values()))) if more.waiting else 0.0
-        return RankLoad(
-            own.active_requests + more.requests,
-            own.prefill_tokens + more.prefill_tokens,
-            own.decode_tokens + more.own_tokens + shared_tokens,
-            own.recent_tokens + more.recent_at(now, self._half_life_s),
-            max(own.oldest_prefill_age_s, waits),
-            own.last_turn,
-            own.block_size if own.last_turn else more.block_size,
+        recent_at = max(own.dispatched_at, more.recent[1])
+        recent = own.recent_tokens(recent_at) + more.recent_at(recent_at, self._half_life_s)
+        return msgspec.structs.replace(
+            own,
+            active_requests=own.active_requests + more.requests,
+            prefill_tokens=own.prefill_tokens + more.prefill_tokens,
+            decode_tokens=own.decode_tokens + more.own_tokens + shared_tokens,
+            oldest_at=min(own.oldest_at, next(iter(more.waiting.values()), math.inf)),
+            dispatched_tokens=recent,
+            dispatched_at=recent_at,
+            block_size=own.block_size if own.last_turn else more.block_size,
         )
 
     def active_blocks(self, prompt: Prompt, block_size: int) -> dict[WorkerRank, int]:
@@ -326,19 +307,6 @@ class SharedLoad:
         if self._remote and block_size in self._all:
             samples = self._sample(prompt.hashes(block_size))
             for rank, blocks in self._all[block_size].leading(samples).items():
-                if blocks > found.get(rank, 0):
-                    found[rank] = blocks
-        return found
-
-    def prefilling_blocks(
-        self, prompt: Prompt, block_size: int, start_block: int
-    ) -> dict[WorkerRank, int]:
-        """How many of the prompt's blocks from `start_block` on requests in flight compute."""
-        found = self._load.prefilling_blocks(prompt, block_size, start_block)
-        if self._remote and block_size in self._all:
-            samples = self._sample(prompt.hashes(block_size))
-            more = self._all[block_size].prefilling(samples, start_block)
-            for rank, blocks in more.items():
                 if blocks > found.get(rank, 0):
                     found[rank] = blocks
         return found

@@ -114,9 +114,7 @@ async def running(config: Config) -> AsyncIterator[Router]:
 
 def _fleet(config: Config, load: Load, sharing: Sharing | None) -> Fleet:
     rng = random.Random()
-    policy = build_policy(
-        config.policy.name, w=config.policy.w, temperature=config.policy.temperature
-    )
+    policy = build_policy(config.policy)
     credit = TierCredit(cpu=config.policy.cpu_credit, disk=config.policy.disk_credit)
 
     def make_pool(model: str) -> Pool:

@@ -17,6 +17,7 @@ from collections import deque
 
 from events import BlocksStored, EventBatch, WorkerRank
 from indexer import PredictedBlocks, RadixIndex
+from kvrouter.config import PolicyConfig
 from kvrouter.load import Lease, Load, Outcome
 from kvrouter.policy import build_policy
 from kvrouter.prompt import Prompt
@@ -54,7 +55,11 @@ def measure(workers: int, requests: int, seed: int) -> dict[str, float]:
     """Microseconds of thread time per placement and per settlement."""
     ranks = [WorkerRank(f"worker-{number}:8000") for number in range(workers)]
     scheduler = Scheduler(
-        warm_index(ranks), PredictedBlocks(), Load(), build_policy("kv"), random.Random(seed)
+        warm_index(ranks),
+        PredictedBlocks(),
+        Load(),
+        build_policy(PolicyConfig()),
+        random.Random(seed),
     )
     active: deque[Lease] = deque()
     before = workers * ACTIVE_PER_WORKER

@@ -1,6 +1,6 @@
 """How a worker rank is chosen: filters remove, a scorer rates, a picker chooses. All pure."""
 
-from kvrouter.policy.candidate import Candidate, TierCredit
+from kvrouter.policy.candidate import Candidate, Survey, TierCredit
 from kvrouter.policy.compose import Choice, Policy, build_policy
 from kvrouter.policy.decision import Decision, NoCandidate, Rated
 from kvrouter.policy.pickers import Reason
@@ -13,6 +13,7 @@ __all__ = [
     "Policy",
     "Rated",
     "Reason",
+    "Survey",
     "TierCredit",
     "build_policy",
 ]

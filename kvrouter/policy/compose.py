@@ -1,67 +1,90 @@
 """Policies by name: which filters, scorer and picker make each of them."""
 
 from collections.abc import Sequence
+from operator import add
 from random import Random
 from typing import NamedTuple
 
 import msgspec
 
-from kvrouter.policy.candidate import Candidate
-from kvrouter.policy.filters import Filter
+from kvrouter.config import PolicyConfig
+from kvrouter.policy.candidate import Survey
+from kvrouter.policy.filters import Filter, LoadGuard
 from kvrouter.policy.pickers import Cheapest, Picker, Reason, Softmax, Uniform
 from kvrouter.policy.scorers import (
     ActiveRequests,
     ActiveTokens,
+    BlockCost,
     Indifferent,
-    KvCost,
     LastTurn,
     Scorer,
     Terms,
+    TokenCost,
 )
 
 
 class Choice(NamedTuple):
-    """What a policy made of the candidates. `terms` and `costs` are in the order of `kept`."""
+    """What a policy made of the candidates. `kept` and `position` are positions in the survey.
 
-    kept: Sequence[Candidate]
-    terms: Sequence[Terms]
-    costs: Sequence[float]
+    `terms` and `costs` have an entry for each candidate, also for those that were filtered.
+    """
+
+    kept: Sequence[int]
+    terms: Terms
+    costs: list[float]
     position: int
     reason: Reason
 
 
 class Policy(msgspec.Struct, frozen=True):
-    """Filter, rate, pick. Without state: all that it goes by is in the candidates."""
+    """Filter, rate, pick. Without state: all that it goes by is in the survey."""
 
     name: str
     scorer: Scorer
     picker: Picker
     filters: tuple[Filter, ...] = ()
 
-    def choose(self, candidates: Sequence[Candidate], rng: Random) -> Choice:
+    def choose(self, survey: Survey, rng: Random) -> Choice:
         """The choice among at least one candidates."""
-        kept = candidates
+        kept: Sequence[int] = range(len(survey))
         for keep in self.filters:
-            kept = keep(kept) or kept
-        terms = self.scorer.rate(kept)
-        costs = [sum(each) for each in terms]
-        position, reason = self.picker.pick(kept, costs, rng)
+            kept = keep(survey, kept) or kept
+        terms = self.scorer.rate(survey)
+        costs = _sums(terms, len(survey))
+        position, reason = self.picker.pick(survey, costs, kept, rng)
         return Choice(kept, terms, costs, position, reason)
 
 
-def build_policy(name: str, *, w: float = 1.0, temperature: float = 0.0) -> Policy:
-    """The policy of this name; `w` and `temperature` (in blocks) shape `kv` only.
+def _sums(terms: Terms, candidates: int) -> list[float]:
+    if not terms:
+        return [0.0] * candidates
+    costs = terms[0]
+    for column in terms[1:]:
+        costs = list(map(add, costs, column))
+    return costs
 
-    Raises ValueError for a name that there is not.
-    """
-    picker = Softmax(temperature) if temperature > 0 else Cheapest()
-    policies = {
-        "kv": Policy("kv", KvCost(miss_weight=w, queue_weight=w), picker),
-        "round_robin": Policy("round_robin", LastTurn(), Cheapest()),
-        "random": Policy("random", Indifferent(), Uniform()),
-        "least_requests": Policy("least_requests", ActiveRequests(), Cheapest()),
-        "least_tokens": Policy("least_tokens", ActiveTokens(), Cheapest()),
-    }
-    if name not in policies:
-        raise ValueError(f"no policy is called {name!r}; there are {', '.join(policies)}")
-    return policies[name]
+
+def build_policy(config: PolicyConfig) -> Policy:
+    """The policy that the configuration asks for."""
+    picker = Softmax(config.temperature) if config.temperature > 0 else Cheapest()
+    guard = (LoadGuard(config.guard_ratio, config.guard_slack),)
+    if config.name == "kv" and config.w is not None:
+        return Policy("kv", BlockCost(config.w, config.w), picker)
+    if config.name == "kv":
+        cost = TokenCost(config.copy_weight, config.request_tokens, config.fill_limit)
+        return Policy("kv", cost, picker, guard)
+    if config.name == "kv_blocks":
+        weights = BlockCost(config.miss_weight, config.queue_weight)
+        return Policy("kv_blocks", weights, picker, guard)
+    return _WITHOUT_PARAMETERS[config.name]
+
+
+_WITHOUT_PARAMETERS = {
+    policy.name: policy
+    for policy in (
+        Policy("round_robin", LastTurn(), Cheapest()),
+        Policy("random", Indifferent(), Uniform()),
+        Policy("least_requests", ActiveRequests(), Cheapest()),
+        Policy("least_tokens", ActiveTokens(), Cheapest()),
+    )
+}

@@ -1,13 +1,12 @@
 """A decision and why it fell: what `/explain`, logs and metrics show."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from events import WorkerRank
 from indexer import Overlap
-from kvrouter.policy.candidate import Candidate
+from kvrouter.policy.candidate import Candidate, Survey
 from kvrouter.policy.compose import Choice, Policy
 from kvrouter.policy.pickers import Reason
 from kvrouter.prompt import Prompt
@@ -29,7 +28,8 @@ class Rated(msgspec.Struct, frozen=True):
     active_requests: int
     uncached_tokens: float
     prefill_tokens: int
-    awaited_tokens: int
+    queued_tokens: float
+    prefill_rate: float
     decode_blocks: float
     new_blocks: float
     recent_tokens: float
@@ -39,21 +39,16 @@ class Rated(msgspec.Struct, frozen=True):
 class Decision:
     """The explained result of one choice. Immutable: later load does not change what it says."""
 
-    __slots__ = ("_choice", "_policy", "candidates", "prompt")
+    __slots__ = ("_choice", "_policy", "candidates", "chosen", "prompt")
 
-    def __init__(
-        self, prompt: Prompt, policy: Policy, candidates: Sequence[Candidate], choice: Choice
-    ) -> None:
-        self.candidates = candidates
+    def __init__(self, prompt: Prompt, policy: Policy, survey: Survey, choice: Choice) -> None:
+        self.candidates = survey
         """All of them, also those that a filter removed."""
+        self.chosen: Candidate = survey[choice.position]
+        """The facts of the winner."""
         self.prompt = prompt
         self._policy = policy
         self._choice = choice
-
-    @property
-    def chosen(self) -> Candidate:
-        """The facts of the winner."""
-        return self._choice.kept[self._choice.position]
 
     @property
     def winner(self) -> WorkerRank:
@@ -77,19 +72,24 @@ class Decision:
 
     @property
     def rated(self) -> list[Rated]:
-        """The candidates that were rated, in the order given; made when asked for."""
+        """The candidates that could be picked, in the order given; made when asked for."""
         names = self._policy.scorer.term_names
-        choice = self._choice
+        columns, costs = self._choice.terms, self._choice.costs
         return [
-            _rated(candidate, dict(zip(names, terms, strict=True)), cost)
-            for candidate, terms, cost in zip(choice.kept, choice.terms, choice.costs, strict=True)
+            _rated(
+                self.candidates[each],
+                {name: column[each] for name, column in zip(names, columns, strict=True)},
+                costs[each],
+                self.candidates.now,
+            )
+            for each in self._choice.kept
         ]
 
     @property
     def filtered(self) -> list[WorkerRank]:
         """The candidates that a filter removed."""
-        kept = {candidate.rank for candidate in self._choice.kept}
-        return [each.rank for each in self.candidates if each.rank not in kept]
+        kept = set(self._choice.kept)
+        return [rank for each, rank in enumerate(self.candidates.ranks) if each not in kept]
 
     def as_dict(self) -> dict[str, Any]:
         """The whole decision for JSON, cheapest candidate first."""
@@ -107,7 +107,7 @@ class Decision:
         }
 
 
-def _rated(candidate: Candidate, terms: dict[str, float], cost: float) -> Rated:
+def _rated(candidate: Candidate, terms: dict[str, float], cost: float, now: float) -> Rated:
     load = candidate.load
     return Rated(
         rank=candidate.rank,
@@ -119,11 +119,12 @@ def _rated(candidate: Candidate, terms: dict[str, float], cost: float) -> Rated:
         active_requests=load.active_requests,
         uncached_tokens=candidate.uncached_tokens,
         prefill_tokens=load.prefill_tokens,
-        awaited_tokens=candidate.awaited_tokens,
+        queued_tokens=load.queued_tokens(now),
+        prefill_rate=load.prefill_rate,
         decode_blocks=load.decode_tokens / candidate.block_size,
         new_blocks=candidate.new_tokens / candidate.block_size,
-        recent_tokens=load.recent_tokens,
-        oldest_prefill_age_s=load.oldest_prefill_age_s,
+        recent_tokens=load.recent_tokens(now),
+        oldest_prefill_age_s=load.oldest_prefill_age_s(now),
     )
 
 

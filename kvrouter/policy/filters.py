@@ -1,13 +1,34 @@
-"""Filters remove candidates before they are rated."""
+"""Filters remove candidates before one is picked."""
 
 from collections.abc import Sequence
 from typing import Protocol
 
-from kvrouter.policy.candidate import Candidate
+import msgspec
+
+from kvrouter.policy.candidate import Survey
 
 
 class Filter(Protocol):
-    """Keeps some candidates. Where it would keep none, it is passed over."""
+    """Keeps some candidates, by position. Where it would keep none, it is passed over."""
 
-    def __call__(self, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
-        """Those that are kept."""
+    def __call__(self, survey: Survey, kept: Sequence[int]) -> Sequence[int]:
+        """Those of `kept` that stay."""
+
+
+class LoadGuard(msgspec.Struct, frozen=True):
+    """Keeps the ranks with at most `ratio * mean + slack` active requests.
+
+    The mean is that of all candidates. A cost that loves a cached prefix would otherwise pile
+    requests on its holder; the slack lets small fleets and bursts have a holder at all.
+    """
+
+    ratio: float
+    slack: float
+
+    def __call__(self, survey: Survey, kept: Sequence[int]) -> Sequence[int]:
+        """Those of `kept` that are not overloaded."""
+        active = [load.active_requests for load in survey.loads]
+        limit = self.ratio * sum(active) / len(active) + self.slack
+        if max(active) <= limit:
+            return kept
+        return [position for position in kept if active[position] <= limit]

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from kvrouter.policy.candidate import Candidate
+from kvrouter.policy.candidate import Survey
 
 EQUAL_COST = 1e-9
 """Costs that differ by less, relative to their size, differ by rounding only."""
@@ -37,25 +37,32 @@ class Pick(NamedTuple):
 
 
 class Picker(Protocol):
-    """Chooses one of at least one candidates; takes chance from `rng` only."""
+    """Chooses one of the positions `kept`, of which there is one at least.
 
-    def pick(self, candidates: Sequence[Candidate], costs: Sequence[float], rng: Random) -> Pick:
+    `costs` has one entry per candidate of the survey. Chance comes from `rng` only.
+    """
+
+    def pick(
+        self, survey: Survey, costs: Sequence[float], kept: Sequence[int], rng: Random
+    ) -> Pick:
         """Choose."""
 
 
 class Cheapest(msgspec.Struct, frozen=True):
     """Least cost; ties: fewest active requests, then least recent tokens, then chance."""
 
-    def pick(self, candidates: Sequence[Candidate], costs: Sequence[float], rng: Random) -> Pick:
+    def pick(
+        self, survey: Survey, costs: Sequence[float], kept: Sequence[int], rng: Random
+    ) -> Pick:
         """Choose."""
-        if len(costs) == 1:
-            return Pick(0, Reason.ONLY_CANDIDATE)
-        least = min(costs)
+        if len(kept) == 1:
+            return Pick(kept[0], Reason.ONLY_CANDIDATE)
+        least = min(costs if len(kept) == len(costs) else [costs[each] for each in kept])
         bound = least + EQUAL_COST * max(1.0, abs(least))
-        tied = [index for index, cost in enumerate(costs) if cost <= bound]
+        tied = [position for position in kept if costs[position] <= bound]
         if len(tied) == 1:
             return Pick(tied[0], Reason.LEAST_COST)
-        return _break_tie(candidates, tied, rng)
+        return _break_tie(survey, tied, rng)
 
 
 class Softmax(msgspec.Struct, frozen=True):
@@ -68,29 +75,42 @@ class Softmax(msgspec.Struct, frozen=True):
 
     temperature: float
 
-    def pick(self, candidates: Sequence[Candidate], costs: Sequence[float], rng: Random) -> Pick:
+    def pick(
+        self,
+        survey: Survey,  # noqa: ARG002 - costs are all that counts here
+        costs: Sequence[float],
+        kept: Sequence[int],
+        rng: Random,
+    ) -> Pick:
         """Choose."""
-        least = min(costs)
-        weights = [math.exp((least - cost) / self.temperature) for cost in costs]
-        return Pick(rng.choices(range(len(candidates)), weights)[0], Reason.SAMPLED)
+        least = min([costs[position] for position in kept])
+        weights = [math.exp((least - costs[each]) / self.temperature) for each in kept]
+        return Pick(rng.choices(kept, weights)[0], Reason.SAMPLED)
 
 
 class Uniform(msgspec.Struct, frozen=True):
     """Each with the same probability."""
 
-    def pick(self, candidates: Sequence[Candidate], costs: Sequence[float], rng: Random) -> Pick:  # noqa: ARG002 - chance does not look at costs
+    def pick(
+        self,
+        survey: Survey,  # noqa: ARG002 - chance looks at nothing
+        costs: Sequence[float],  # noqa: ARG002 - likewise
+        kept: Sequence[int],
+        rng: Random,
+    ) -> Pick:
         """Choose."""
-        return Pick(rng.randrange(len(candidates)), Reason.RANDOM)
+        return Pick(rng.choice(kept), Reason.RANDOM)
 
 
-def _break_tie(candidates: Sequence[Candidate], tied: list[int], rng: Random) -> Pick:
-    loads = {index: candidates[index].load for index in tied}
-    fewest = min(load.active_requests for load in loads.values())
-    tied = [index for index in tied if loads[index].active_requests == fewest]
+def _break_tie(survey: Survey, tied: list[int], rng: Random) -> Pick:
+    loads = survey.loads
+    fewest = min(loads[each].active_requests for each in tied)
+    tied = [each for each in tied if loads[each].active_requests == fewest]
     if len(tied) == 1:
         return Pick(tied[0], Reason.FEWEST_ACTIVE)
-    least = min(loads[index].recent_tokens for index in tied)
-    tied = [index for index in tied if loads[index].recent_tokens <= least]
+    recent = {each: loads[each].recent_tokens(survey.now) for each in tied}
+    least = min(recent.values())
+    tied = [each for each in tied if recent[each] <= least]
     if len(tied) == 1:
         return Pick(tied[0], Reason.LEAST_RECENT)
     return Pick(rng.choice(tied), Reason.RANDOM)

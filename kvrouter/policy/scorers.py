@@ -1,17 +1,18 @@
 """Scorers rate candidates: terms whose sum is the cost; lower is better.
 
-The terms are named, so that a decision can be explained by what it was made from. A scorer sees
-all candidates at once: a term may depend on what the others have.
+The terms are named, so that a decision can be explained by what it was made from. Like the survey
+that they are made from, they stand in columns: one list per term.
 """
 
-from collections.abc import Sequence
 from typing import Protocol, TypeAlias
 
 import msgspec
 
-from kvrouter.policy.candidate import Candidate
+from kvrouter.load import queued_tokens
+from kvrouter.policy.candidate import Survey
 
-Terms: TypeAlias = tuple[float, ...]
+Terms: TypeAlias = tuple[list[float], ...]
+"""A column per term, each with an entry per candidate."""
 
 
 class Scorer(Protocol):
@@ -21,22 +22,22 @@ class Scorer(Protocol):
     def term_names(self) -> tuple[str, ...]:
         """What the terms are called, each with its unit."""
 
-    def rate(self, candidates: Sequence[Candidate]) -> list[Terms]:
-        """The terms of each candidate, weighted: their sum is its cost."""
+    def rate(self, survey: Survey) -> Terms:
+        """The terms of all candidates, weighted: the sum of its terms is a candidate's cost."""
 
 
-class KvCost(msgspec.Struct, frozen=True):
-    """`cost = miss_weight * own prefill + queue_weight * queued prefill + decode`, in blocks.
+class BlockCost(msgspec.Struct, frozen=True):
+    """`miss_weight * own prefill + queue_weight * queued prefill + decode`, in blocks.
 
     With both weights equal this is the plain `w * prefill_blocks + decode_blocks`:
 
         own prefill     tokens of this prompt that the rank does not hold
-        queued prefill  booked there and not yet at their first output byte, without what they
-                        compute of this very prompt and nobody holds yet. That part has to be
-                        waited for on every rank, so it would only hide that going elsewhere
-                        means to compute it twice: of 16 equal prompts within milliseconds each
-                        would look best on a rank of its own.
+        queued prefill  booked there and not yet at their first output byte, without the likely
+                        progress of the oldest
         decode          distinct active blocks there, with this request's own new ones
+
+    A miss costs more than its own prefill: it makes a second copy, which evicts something that
+    another request will miss. That is why its weight is the larger one.
 
     Prefill is not rounded to blocks: prompts shorter than one still cost their share. Where
     workers have different block sizes, all is counted in blocks of the smallest size.
@@ -50,19 +51,101 @@ class KvCost(msgspec.Struct, frozen=True):
         """Each term in blocks, with its weight."""
         return ("own_prefill_blocks", "queued_prefill_blocks", "decode_blocks")
 
-    def rate(self, candidates: Sequence[Candidate]) -> list[Terms]:
+    def rate(self, survey: Survey) -> Terms:
         """The three terms of each candidate."""
-        unit = min([each.block_size for each in candidates])
-        miss = self.miss_weight / unit
-        queue = self.queue_weight / unit
+        unit = survey.block_unit
+        miss, queue = self.miss_weight / unit, self.queue_weight / unit
+        return (
+            [miss * tokens for tokens in survey.uncached_tokens],
+            [queue * tokens for tokens in queued_tokens(survey.loads, survey.now)],
+            [
+                (load.decode_tokens + tokens) / unit
+                for load, tokens in zip(survey.loads, survey.new_tokens, strict=True)
+            ],
+        )
+
+
+class TokenCost(msgspec.Struct, frozen=True):
+    """What the request waits for, what it costs others, and how full the rank is, in blocks.
+
+        wait       queued prefill, without the likely progress of the oldest
+        prefill    tokens of this prompt that the rank does not hold
+        copy       `copy_weight` times the tokens that the best holder has and this rank would
+                   compute and store a second time for nothing: because they are being computed at
+                   this moment and nobody has them yet (a burst of equal prompts), or because the
+                   copy evicts something that another request will miss
+        requests   `request_tokens` for each active request: it slows every step
+        overfill   active tokens, with this request's own new ones, above `fill_limit` of the cache
+
+    What nobody has has to be computed wherever the request goes, so it costs no more than itself.
+    A copy in a cache with room evicts nothing: so a worker that joins is used at once, and a prefix
+    that all want spreads over caches that are large enough for it.
+    """
+
+    copy_weight: float
+    request_tokens: float
+    fill_limit: float
+
+    @property
+    def term_names(self) -> tuple[str, ...]:
+        """Each term in blocks, with its weight."""
+        return (
+            "wait_blocks",
+            "own_prefill_blocks",
+            "copy_blocks",
+            "active_request_blocks",
+            "overfill_blocks",
+        )
+
+    def rate(self, survey: Survey) -> Terms:
+        """The five terms of each candidate."""
+        unit, limit = survey.block_unit, self.fill_limit
+        request = self.request_tokens / unit
+        return (
+            [tokens / unit for tokens in queued_tokens(survey.loads, survey.now)],
+            [tokens / unit for tokens in survey.uncached_tokens],
+            self._copies(survey, unit),
+            [request * load.active_requests for load in survey.loads],
+            [
+                over / unit if (over := load.decode_tokens + tokens - limit * capacity) > 0 else 0.0
+                for load, tokens, capacity in zip(
+                    survey.loads, survey.new_tokens, survey.capacities, strict=True
+                )
+            ],
+        )
+
+    def _copies(self, survey: Survey, unit: int) -> list[float]:
+        uncached = survey.uncached_tokens
+        least = min(uncached)
+        if max(uncached) == least:
+            return [0.0] * len(uncached)
+        in_the_making = _least_without_predictions(survey) - least
+        weight = self.copy_weight / unit
         return [
-            (
-                miss * each.uncached_tokens,
-                queue * (each.load.prefill_tokens - each.awaited_tokens),
-                (each.load.decode_tokens + each.new_tokens) / unit,
-            )
-            for each in candidates
+            weight * _wasted(tokens, tokens - least, in_the_making, room) if tokens > least else 0.0
+            for tokens, room in zip(uncached, survey.rooms, strict=True)
         ]
+
+
+def _wasted(uncached: float, copied: float, in_the_making: float, room: float) -> float:
+    """Of `copied` tokens, those in the making and the share of the others that evicts something."""
+    made = min(copied, in_the_making)
+    evicting = 1.0 - min(1.0, room / uncached)
+    return made + evicting * (copied - made)
+
+
+def _least_without_predictions(survey: Survey) -> float:
+    """The uncached tokens of the best holder by what engines have reported."""
+    if not any(survey.predicted_blocks):
+        return min(survey.uncached_tokens)
+    return min(
+        [
+            tokens + blocks * size
+            for tokens, blocks, size in zip(
+                survey.uncached_tokens, survey.predicted_blocks, survey.block_sizes, strict=True
+            )
+        ]
+    )
 
 
 class LastTurn(msgspec.Struct, frozen=True):
@@ -77,9 +160,9 @@ class LastTurn(msgspec.Struct, frozen=True):
         """A number without a unit; 0 for a rank that never had a turn."""
         return ("last_turn",)
 
-    def rate(self, candidates: Sequence[Candidate]) -> list[Terms]:
+    def rate(self, survey: Survey) -> Terms:
         """The number of each candidate's latest booking."""
-        return [(float(each.load.last_turn),) for each in candidates]
+        return ([float(load.last_turn) for load in survey.loads],)
 
 
 class ActiveRequests(msgspec.Struct, frozen=True):
@@ -90,9 +173,9 @@ class ActiveRequests(msgspec.Struct, frozen=True):
         """In requests."""
         return ("active_requests",)
 
-    def rate(self, candidates: Sequence[Candidate]) -> list[Terms]:
+    def rate(self, survey: Survey) -> Terms:
         """The requests in flight of each candidate."""
-        return [(float(each.load.active_requests),) for each in candidates]
+        return ([float(load.active_requests) for load in survey.loads],)
 
 
 class ActiveTokens(msgspec.Struct, frozen=True):
@@ -103,11 +186,12 @@ class ActiveTokens(msgspec.Struct, frozen=True):
         """In tokens."""
         return ("prefill_tokens", "decode_tokens")
 
-    def rate(self, candidates: Sequence[Candidate]) -> list[Terms]:
+    def rate(self, survey: Survey) -> Terms:
         """The tokens in flight of each candidate."""
-        return [
-            (float(each.load.prefill_tokens), float(each.load.decode_tokens)) for each in candidates
-        ]
+        return (
+            [float(load.prefill_tokens) for load in survey.loads],
+            [float(load.decode_tokens) for load in survey.loads],
+        )
 
 
 class Indifferent(msgspec.Struct, frozen=True):
@@ -118,6 +202,7 @@ class Indifferent(msgspec.Struct, frozen=True):
         """None."""
         return ()
 
-    def rate(self, candidates: Sequence[Candidate]) -> list[Terms]:
+    def rate(self, survey: Survey) -> Terms:
         """No terms."""
-        return [()] * len(candidates)
+        del survey
+        return ()

@@ -88,7 +88,7 @@ def policy_from(spec: str) -> Policy:
         config = msgspec.convert({"name": name, **fields}, PolicyConfig, strict=False)
     except msgspec.ValidationError as error:
         raise ConfigError(f"policy {spec!r}: {error}") from error
-    return build_policy(config.name, w=config.w, temperature=config.temperature)
+    return build_policy(config)
 
 
 def _trace(options: argparse.Namespace) -> Trace:

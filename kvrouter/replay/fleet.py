@@ -196,7 +196,7 @@ class _Fleet:
         started = time.process_time()
         placement = router.scheduler.place(prompt, self._ranks, now)
         self._decision_s += time.process_time() - started
-        best = max(each.overlap.total for each in placement.decision.candidates)
+        best = max(overlap.total for overlap in placement.decision.candidates.overlaps)
         self._best_holder_tokens += best * self._settings.core.block_size
         return placement
 

@@ -62,7 +62,7 @@ async def test_a_drained_worker_gets_nothing_new_and_finishes_what_it_has() -> N
         streaming = asyncio.create_task(running.chat("long", stream=True, max_tokens=20))
         fleet = running.router.fleet
         await until(lambda: fleet.load.totals.active_requests == 1)
-        drained = next(r.worker for r in fleet.ranks if fleet.load.of(r, 0.0).active_requests)
+        drained = next(r.worker for r in fleet.ranks if fleet.load.of(r).active_requests)
         async with running.session.post(f"{running.admin}/workers/{drained}/drain") as response:
             assert (await response.json())["state"] == "draining"
         for number in range(4):

@@ -100,17 +100,13 @@ class World:
             replica.load.check()
 
 
-def exact(load: RankLoad) -> tuple[int, int, int, int]:
-    recent = round(load.recent_tokens)
+def exact(load: RankLoad, now: float) -> tuple[int, int, int, int]:
+    recent = round(load.recent_tokens(now))
     return (load.active_requests, load.prefill_tokens, load.decode_tokens, recent)
 
 
-def positive(found: dict[WorkerRank, int]) -> dict[WorkerRank, int]:
-    return {rank: blocks for rank, blocks in found.items() if blocks}
-
-
 def views(replicas: Sequence[Replica], world: World) -> list[list[tuple[int, int, int, int]]]:
-    return [[exact(each) for each in r.shared.of_each(RANKS, world.now)] for r in replicas]
+    return [[exact(each, world.now) for each in r.shared.of_each(RANKS)] for r in replicas]
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -119,17 +115,12 @@ def test_each_replica_sees_what_one_router_with_all_requests_would_see(seed: int
     world = World(seed, max_tokens=15 * BLOCK)
     for _ in range(250):
         world.step()
-        expected = [exact(each) for each in world.central.of_each(RANKS, world.now)]
+        expected = [exact(each, world.now) for each in world.central.of_each(RANKS)]
         prompt = world.prompt()
-        start = world.rng.randrange(8)
         for replica in world.replicas:
             assert views([replica], world) == [expected]
             active = replica.shared.active_blocks(prompt, BLOCK)
             assert active == world.central.active_blocks(prompt, BLOCK)
-            computed = replica.shared.prefilling_blocks(prompt, BLOCK, start)
-            everybodys = positive(world.central.prefilling_blocks(prompt, BLOCK, start))
-            assert computed.keys() == everybodys.keys()
-            assert all(computed[rank] >= everybodys[rank] for rank in computed)
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -144,9 +135,9 @@ def test_long_prompts_are_seen_to_within_what_samples_can_tell(seed: int) -> Non
             for rank, blocks in world.central.active_blocks(prompt, BLOCK).items():
                 assert blocks * 8 / 9 - 1 <= active.get(rank, 0) <= blocks
             for rank in RANKS:
-                seen = replica.shared.of(rank, world.now)
-                truth = world.central.of(rank, world.now)
-                assert exact(seen)[:2] == exact(truth)[:2]
+                seen = replica.shared.of(rank)
+                truth = world.central.of(rank)
+                assert exact(seen, world.now)[:2] == exact(truth, world.now)[:2]
                 assert truth.decode_tokens <= seen.decode_tokens <= 1.2 * truth.decode_tokens
 
 
@@ -156,8 +147,8 @@ def test_without_others_all_figures_are_the_own_ones() -> None:
     for _ in range(200):
         world.step()
         (replica,) = world.replicas
-        assert replica.shared.of_each(RANKS, world.now) == replica.load.of_each(RANKS, world.now)
-        assert replica.shared.of_each(RANKS, world.now) == world.central.of_each(RANKS, world.now)
+        assert replica.shared.of_each(RANKS) == replica.load.of_each(RANKS)
+        assert replica.shared.of_each(RANKS) == world.central.of_each(RANKS)
 
 
 def test_nothing_is_left_when_all_is_over() -> None:
@@ -169,8 +160,8 @@ def test_nothing_is_left_when_all_is_over() -> None:
             lease.settle(Outcome.CLIENT_GONE, world.now)
     world.talk()
     for replica in world.replicas:
-        for load in replica.shared.of_each(RANKS, world.now):
-            assert exact(load)[:3] == (0, 0, 0)
+        for load in replica.shared.of_each(RANKS):
+            assert exact(load, world.now)[:3] == (0, 0, 0)
         replica.shared.tidy(world.now + 1000)
         assert replica.shared.others_requests == 0
         assert not replica.shared._others

@@ -5,7 +5,7 @@ import random
 from events import WorkerRank
 from events.stream import StreamStats
 from indexer import PredictedBlocks, RadixIndex
-from kvrouter.config import BreakerConfig, PredictionConfig, WorkerConfig
+from kvrouter.config import BreakerConfig, PolicyConfig, PredictionConfig, WorkerConfig
 from kvrouter.fleet import Fleet
 from kvrouter.load import Load
 from kvrouter.policy import build_policy
@@ -41,7 +41,7 @@ def new_fleet() -> Fleet:
             index,
             predicted,
             load,
-            build_policy("kv"),
+            build_policy(PolicyConfig()),
             random.Random(1),
             said_block_size=lambda _: 4,
         )

@@ -96,14 +96,14 @@ class Group:
     def seen_requests(self, router: Router) -> dict[WorkerRank, int]:
         """The active requests of each rank as a router's decisions see them."""
         ranks = sorted(router.fleet.ranks)
-        loads = sharing_of(router).load.of_each(ranks, 0.0)
+        loads = sharing_of(router).load.of_each(ranks)
         return {rank: load.active_requests for rank, load in zip(ranks, loads, strict=True)}
 
     def real_requests(self) -> dict[WorkerRank, int]:
         """The active requests of each rank, added up over the routers' own bookings."""
         ranks = sorted(self.routers[0].fleet.ranks)
         return {
-            rank: sum(router.fleet.load.of(rank, 0.0).active_requests for router in self.routers)
+            rank: sum(router.fleet.load.of(rank).active_requests for router in self.routers)
             for rank in ranks
         }
 

@@ -14,14 +14,17 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from support.candidates import policy as policy_named
+
 from events import BlocksStored, EventBatch, WorkerRank
 from indexer import PredictedBlocks, RadixIndex
 from kvrouter.load import Lease, Load, Outcome
-from kvrouter.policy import build_policy
 from kvrouter.prompt import HASH_BYTES, Prompt
 from kvrouter.scheduler import Scheduler
 
 OUTPUT_PIECES = 8
+CAPACITY_BLOCKS = 1 << 20
+"""More than any test stores: these caches never evict."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,7 @@ class Fleet:
         workers: int,
         policy: str = "kv",
         *,
-        w: float = 1.0,
+        w: float | None = None,
         temperature: float = 0.0,
         engine: Engine | None = None,
         slow: dict[int, float] | None = None,
@@ -92,7 +95,7 @@ class Fleet:
             self.index,
             self.predicted,
             self.load,
-            build_policy(policy, w=w, temperature=temperature),
+            policy_named(policy, w=w, temperature=temperature),
             random.Random(seed),
             said_block_size=lambda _: self.engine.block_size,
         )
@@ -111,6 +114,7 @@ class Fleet:
     def add_worker(self, speed: float = 1.0) -> WorkerRank:
         rank = WorkerRank(f"w{len(self.workers)}")
         self.workers[rank] = Worker(rank, speed)
+        self.index.set_capacity(rank, CAPACITY_BLOCKS)
         return rank
 
     def at(self, time_s: float, action: Callable[[], None]) -> None:

@@ -133,7 +133,7 @@ def test_generations_over_one_prefix_spread_by_decode_load() -> None:
     for second in range(21, 27):
         fleet.run(until_s=second)
         for rank in fleet.ranks:
-            decode_blocks[rank] += fleet.load.of(rank, fleet.now).decode_blocks
+            decode_blocks[rank] += fleet.load.of(rank).decode_blocks
     assert max(decode_blocks.values()) <= 1.3 * mean(decode_blocks.values())
 
 
@@ -175,5 +175,5 @@ def mean_queues(fleet: Fleet, until_s: float) -> dict[WorkerRank, float]:
     """The requests in flight per worker, on average over what happens until then."""
     samples: list[list[int]] = []
     while fleet.now < until_s and fleet.step():
-        samples.append([fleet.load.of(rank, fleet.now).active_requests for rank in fleet.ranks])
+        samples.append([fleet.load.of(rank).active_requests for rank in fleet.ranks])
     return dict(zip(fleet.ranks, map(mean, zip(*samples, strict=True)), strict=True))

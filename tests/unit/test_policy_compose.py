@@ -1,79 +1,117 @@
 """The policies by name."""
 
 from random import Random
+from typing import get_args
 
+import msgspec
 import pytest
-from support.candidates import candidate
+from support.candidates import candidate, policy, survey
 
-from kvrouter.config import PolicyConfig
+from kvrouter.config import ConfigError, PolicyConfig, PolicyName, parse_config
 from kvrouter.policy import Candidate, Policy, Reason, build_policy
+from kvrouter.policy.filters import LoadGuard
 from kvrouter.policy.pickers import Cheapest, Softmax
-from kvrouter.policy.scorers import ActiveRequests
-
-NAMES = ("kv", "round_robin", "random", "least_requests", "least_tokens")
+from kvrouter.policy.scorers import ActiveRequests, BlockCost, TokenCost
 
 
-def winner(policy: Policy, *candidates: Candidate) -> str:
-    choice = policy.choose(candidates, Random(1))
-    return choice.kept[choice.position].rank.worker
+def winner(chosen_by: Policy, *candidates: Candidate) -> str:
+    found = survey(*candidates)
+    return found.ranks[chosen_by.choose(found, Random(1)).position].worker
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", get_args(PolicyName))
 def test_every_policy_explains_itself_in_the_same_way(name: str) -> None:
-    policy = build_policy(name)
-    choice = policy.choose([candidate("a"), candidate("b", decode_tokens=32)], Random(1))
-    assert policy.name == name
-    assert len(choice.kept) == len(choice.terms) == len(choice.costs) == 2
-    assert choice.costs == [sum(terms) for terms in choice.terms]
-    assert {len(terms) for terms in choice.terms} == {len(policy.scorer.term_names)}
+    named = policy(name)
+    found = survey(candidate("a"), candidate("b", decode_tokens=32))
+    choice = named.choose(found, Random(1))
+    assert named.name == name
+    assert len(choice.kept) == len(choice.costs) == 2
+    assert choice.costs == [sum(column[each] for column in choice.terms) for each in (0, 1)]
+    assert len(choice.terms) == len(named.scorer.term_names)
 
 
-def test_the_default_of_the_configuration_is_the_plain_kv_policy() -> None:
-    config = PolicyConfig()
-    policy = build_policy(config.name, w=config.w, temperature=config.temperature)
-    assert policy == build_policy("kv", w=1.0, temperature=0.0)
+def test_the_default_prices_copies_and_guards_the_load() -> None:
+    default = build_policy(PolicyConfig())
+    assert default.scorer == TokenCost(6.0, 250.0, 0.9)
+    assert default.filters == (LoadGuard(1.25, 16.0),)
+
+
+def test_w_alone_is_the_plain_formula_and_nothing_else() -> None:
+    plain = policy("kv", w=2.0)
+    assert (plain.scorer, plain.filters) == (BlockCost(2.0, 2.0), ())
+
+
+def test_w_beside_what_it_replaces_is_a_mistake() -> None:
+    with pytest.raises(ConfigError, match=r"policy: w .* copy_weight"):
+        parse_config({"policy": {"w": 1.0, "copy_weight": 3.0}})
+
+
+def test_the_other_form_weighs_blocks() -> None:
+    other = policy("kv_blocks", miss_weight=3.0)
+    assert other.scorer == BlockCost(3.0, 8.0)
+    assert other.filters == (LoadGuard(1.25, 16.0),)
 
 
 def test_an_unknown_name_is_an_error_that_lists_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"'best'.*kv, round_robin, random"):
-        build_policy("best")
+    with pytest.raises(ConfigError, match=r"policy.name: Invalid enum value 'best'"):
+        parse_config({"policy": {"name": "best"}})
 
 
-def test_kv_goes_to_the_holder_until_its_load_outweighs_the_prefix() -> None:
-    policy = build_policy("kv")
+def test_plain_kv_goes_to_the_holder_until_its_load_outweighs_the_prefix() -> None:
+    plain = policy("kv", w=1.0)
     holder = candidate("holder", uncached_tokens=16, decode_tokens=128)
     loaded = candidate("holder", uncached_tokens=16, decode_tokens=160)
     other = candidate("other", uncached_tokens=160)
-    assert winner(policy, holder, other) == "holder"
-    assert winner(policy, loaded, other) == "other"
-    assert winner(build_policy("kv", w=2.0), loaded, other) == "holder"
+    assert winner(plain, holder, other) == "holder"
+    assert winner(plain, loaded, other) == "other"
+    assert winner(policy("kv", w=2.0), loaded, other) == "holder"
+
+
+@pytest.mark.parametrize("name", ["kv", "kv_blocks"])
+def test_an_overloaded_holder_is_left_out_whatever_its_prefix_is_worth(name: str) -> None:
+    """One system prompt that all requests share would lead all of them to one worker."""
+    others = [candidate(str(number), uncached_tokens=100_000) for number in range(7)]
+    guarded = policy(name, guard_slack=4.0)
+    within = candidate("holder", uncached_tokens=16, active_requests=4)
+    above = candidate("holder", uncached_tokens=16, active_requests=5)
+    assert winner(guarded, within, *others) == "holder"
+    assert winner(guarded, above, *others) != "holder"
 
 
 def test_a_temperature_samples_the_kv_policy() -> None:
-    assert build_policy("kv", temperature=4.0).picker == Softmax(4.0)
-    choice = build_policy("kv", temperature=4.0).choose([candidate("a")], Random(1))
-    assert choice.reason is Reason.SAMPLED
+    sampled = policy("kv", temperature=4.0)
+    assert sampled.picker == Softmax(4.0)
+    assert sampled.choose(survey(candidate("a")), Random(1)).reason is Reason.SAMPLED
 
 
 def test_round_robin_takes_whose_turn_is_longest_ago() -> None:
-    policy = build_policy("round_robin")
+    turns = policy("round_robin")
     first, second = candidate("a", last_turn=7), candidate("b", last_turn=5, active_requests=9)
-    assert winner(policy, first, second) == "b"
-    assert winner(policy, first, second, candidate("new")) == "new"
+    assert winner(turns, first, second) == "b"
+    assert winner(turns, first, second, candidate("new")) == "new"
 
 
 def test_least_requests_counts_requests_and_least_tokens_tokens() -> None:
     few = candidate("few", active_requests=1, prefill_tokens=4000, decode_tokens=4000)
     many = candidate("many", active_requests=5, decode_tokens=500)
-    assert winner(build_policy("least_requests"), few, many) == "few"
-    assert winner(build_policy("least_tokens"), few, many) == "many"
+    assert winner(policy("least_requests"), few, many) == "few"
+    assert winner(policy("least_tokens"), few, many) == "many"
 
 
-def test_a_filter_removes_candidates_before_they_are_rated() -> None:
-    policy = Policy("guarded", ActiveRequests(), Cheapest(), (lambda found: found[1:],))
-    assert winner(policy, candidate("a"), candidate("b", active_requests=5)) == "b"
+def test_a_filter_removes_candidates_before_one_is_picked() -> None:
+    guarded = Policy("guarded", ActiveRequests(), Cheapest(), (lambda _, kept: kept[1:],))
+    assert winner(guarded, candidate("a"), candidate("b", active_requests=5)) == "b"
 
 
 def test_a_filter_that_would_remove_all_is_passed_over() -> None:
-    policy = Policy("guarded", ActiveRequests(), Cheapest(), (lambda _: (),))
-    assert winner(policy, candidate("a", active_requests=5), candidate("b")) == "b"
+    guarded = Policy("guarded", ActiveRequests(), Cheapest(), (lambda _, __: (),))
+    assert winner(guarded, candidate("a", active_requests=5), candidate("b")) == "b"
+
+
+def test_every_field_of_the_configuration_changes_a_policy() -> None:
+    """A weight that nothing reads would mislead whoever tunes it."""
+    plain = {name: policy(name) for name in get_args(PolicyName)}
+    for field in msgspec.structs.fields(PolicyConfig):
+        if field.name not in ("name", "cpu_credit", "disk_credit"):
+            changed = {field.name: 1.0 if field.default != 1.0 else 0.5}
+            assert any(policy(name, **changed) != plain[name] for name in plain), field.name

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from random import Random
 
 import pytest
-from support.candidates import candidate
+from support.candidates import candidate, survey
 
 from kvrouter.policy import Candidate, Reason
 from kvrouter.policy.pickers import Cheapest, Picker, Softmax, Uniform
@@ -15,13 +15,15 @@ from kvrouter.policy.pickers import Cheapest, Picker, Softmax, Uniform
 def shares(picker: Picker, costs: Sequence[float], draws: int = 20_000) -> list[float]:
     """How often each candidate is picked."""
     rng = Random(7)
-    candidates = [candidate(str(number)) for number in range(len(costs))]
-    counts = Counter(picker.pick(candidates, costs, rng).position for _ in range(draws))
+    candidates = survey(*(candidate(str(number)) for number in range(len(costs))))
+    counts = Counter(
+        picker.pick(candidates, costs, range(len(costs)), rng).position for _ in range(draws)
+    )
     return [counts[number] / draws for number in range(len(costs))]
 
 
 def pick(candidates: Sequence[Candidate], costs: Sequence[float]) -> tuple[str, Reason]:
-    position, reason = Cheapest().pick(candidates, costs, Random(1))
+    position, reason = Cheapest().pick(survey(*candidates), costs, range(len(costs)), Random(1))
     return candidates[position].rank.worker, reason
 
 
@@ -96,3 +98,11 @@ def test_extreme_temperatures_are_survived(temperature: float) -> None:
 
 def test_uniform_ignores_cost() -> None:
     assert shares(Uniform(), [1.0, 1000.0]) == pytest.approx([0.5, 0.5], abs=0.02)
+
+
+@pytest.mark.parametrize("picker", [Cheapest(), Softmax(1.0), Uniform()])
+def test_only_what_the_filters_kept_is_picked(picker: Picker) -> None:
+    three = survey(candidate("a"), candidate("b"), candidate("c"))
+    picks = [picker.pick(three, [0.0, 1.0, 1.0], [1, 2], Random(seed)) for seed in range(50)]
+    assert {pick.position for pick in picks} == {1, 2}
+    assert picker.pick(three, [0.0, 1.0, 1.0], [2], Random(1)).position == 2
