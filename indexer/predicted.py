@@ -19,6 +19,7 @@ from indexer.hashing import HASH_BYTES
 from indexer.model import InvariantError
 
 MAX_BLOCKS = 500_000
+_GONE_BLOCKS = 4096
 
 
 class PredictedBlocks:
@@ -31,6 +32,7 @@ class PredictedBlocks:
         self._queue: list[tuple[float, int, WorkerRank, bytes]] = []  # by expiry, then by age
         self._queued_blocks = 0
         self._age = count()
+        self._perhaps: set[int] = set()  # all predicted blocks of any rank, and some gone ones
 
     def expect(self, rank: WorkerRank, hashes: bytes, *, now: float, ttl_s: float) -> None:
         """Predict that the rank will hold these blocks, for `ttl_s` seconds from `now` on."""
@@ -46,10 +48,13 @@ class PredictedBlocks:
         else:
             self._latest[rank] = until
         known.update(expected)
+        self._perhaps.update(expected)
         heapq.heappush(self._queue, (until, next(self._age), rank, hashes))
         self._queued_blocks += len(hashes) // HASH_BYTES
         while self._queued_blocks > self._max_blocks:
             self._drop_first()
+        if len(self._perhaps) > 2 * self._queued_blocks + _GONE_BLOCKS:
+            self._perhaps = set().union(*self._until.values())
 
     def confirm(self, rank: WorkerRank, hashes: bytes) -> None:
         """Events have these blocks on the rank: the index speaks for them from now on."""
@@ -99,10 +104,12 @@ class PredictedBlocks:
         """`leading` for each rank from its own start. Most have nothing there: that is cheap."""
         blocks = _blocks(hashes)
         end = len(blocks)
-        known_of = self._until.get
+        wanted = {start for start in set(starts) if start < end and blocks[start] in self._perhaps}
+        if not wanted:
+            return [0] * len(ranks)
         return [
             _leading(known, blocks, start, now)
-            if start < end and (known := known_of(rank)) is not None and blocks[start] in known
+            if start in wanted and (known := self._until.get(rank)) is not None
             else 0
             for rank, start in zip(ranks, starts, strict=True)
         ]
@@ -123,6 +130,7 @@ class PredictedBlocks:
             for block in _blocks(hashes)
         }
         for rank, known in self._until.items():
+            _require(known.keys() <= self._perhaps, f"{rank} has blocks that nobody looks for")
             _require(bool(known), f"{rank} has an empty map")
             late = max(known.values()) > self._latest[rank]
             _require(not late, f"{rank} has blocks that last longer than it says")

@@ -58,6 +58,8 @@ class RadixIndex:
         self._holdings: dict[WorkerRank, Holdings] = {}
         self._plain = 0  # mask of the ranks whose GPU blocks are the whole story
         self._ranks_of_mask: dict[int, dict[WorkerRank, None]] = {}
+        self.layout = 0
+        """Changes whenever a rank comes or goes, or its block size or capacity becomes another."""
 
     # Events
 
@@ -131,6 +133,7 @@ class RadixIndex:
         """Blocks of the main group with their tokens: the ones that make prefixes."""
         if event.block_size != holdings.block_size:
             holdings.adopt_block_size(event.block_size)
+            self.layout += 1
             applied.adopted_block_size = event.block_size
         if event.tier is Tier.GPU:
             holdings.main_group = event.group
@@ -187,6 +190,7 @@ class RadixIndex:
         holdings = self._holdings.get(rank)
         if holdings is None:
             holdings = self._holdings[rank] = Holdings(rank, self._tree)
+            self.layout += 1
             self._plain |= holdings.bit
         return holdings
 
@@ -204,11 +208,13 @@ class RadixIndex:
             holdings = self._holdings.pop(rank)
             self._tree.remove(holdings)
             self._plain &= ~holdings.bit
+            self.layout += 1
         self._ranks_of_mask.clear()
 
     def set_capacity(self, rank: WorkerRank, blocks: int | None) -> None:
         """How many blocks the rank's GPU can hold, over all cache groups; None if not known."""
         self._of(rank).capacity = blocks
+        self.layout += 1
 
     # Questions
 
@@ -253,6 +259,11 @@ class RadixIndex:
         """The block size of the rank's events, in tokens; None before the first one."""
         holdings = self._holdings.get(rank)
         return holdings.block_size if holdings is not None else None
+
+    @property
+    def is_gpu_only(self) -> bool:
+        """Whether all overlaps are on the GPU: no rank has other tiers or groups."""
+        return len(self._holdings) == self._plain.bit_count()
 
     def block_sizes(self, ranks: Sequence[WorkerRank]) -> list[int | None]:
         """`block_size` of each of these ranks."""

@@ -91,7 +91,8 @@ class PolicyConfig(_Section, frozen=True, kw_only=True):
     """In requests. Small numbers differ by chance, and a burst of equal prompts belongs together:
     with less, 16 of them could not stay on one of 8 idle workers."""
     temperature: NonNegativeFloat = 0.0
-    """In blocks. 0 takes the least cost; above, near costs share the traffic."""
+    """0 takes the least cost; above, near costs share the traffic: who is this much dearer gets e
+    times less. In the unit of the cost: tokens for `kv`, blocks with `w` and for `kv_blocks`."""
     cpu_credit: Annotated[float, Meta(ge=0, le=1)] = 0.75
     """The share of a prefill that a block in an engine's CPU tier saves."""
     disk_credit: Annotated[float, Meta(ge=0, le=1)] = 0.25

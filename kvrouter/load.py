@@ -84,6 +84,8 @@ class RankLoad(msgspec.Struct, frozen=True, gc=False):
     """Uncached tokens of its bookings, decayed, at the time of the latest one."""
     dispatched_at: float = 0.0
     half_life_s: float = RECENT_HALF_LIFE_S
+    recency: float = -math.inf
+    """Orders ranks by their recent tokens, at whatever time: see `recency`."""
 
     @property
     def decode_blocks(self) -> float:
@@ -103,6 +105,14 @@ class RankLoad(msgspec.Struct, frozen=True, gc=False):
     def oldest_prefill_age_s(self, now: float) -> float:
         """Since the oldest request without a first output byte was booked; 0 if none."""
         return max(0.0, now - self.oldest_at)
+
+
+def recency(tokens: float, at: float, half_life_s: float) -> float:
+    """Where a sum that decays from `tokens` at this time stands among others of its half-life.
+
+    Decay keeps their order, so it can be found once and compared at any later time.
+    """
+    return math.log2(tokens) + at / half_life_s if tokens > 0 else -math.inf
 
 
 def queued_tokens(loads: Sequence[RankLoad], now: float) -> list[float]:
@@ -173,7 +183,6 @@ class _Entry:
     """
 
     __slots__ = (
-        "_seen",
         "block_size",
         "decode_tokens",
         "dispatched_at",
@@ -184,6 +193,7 @@ class _Entry:
         "prefill_tokens",
         "prefilled_s",
         "prefilled_tokens",
+        "seen",
         "waiting",
         "working_since",
     )
@@ -202,20 +212,22 @@ class _Entry:
         self.leases: set[Lease] = set()
         self.waiting: OrderedDict[Lease, None] = OrderedDict()
         """Those without a first output byte, oldest first (its first is found in O(1))."""
-        self._seen: RankLoad | None = None
+        self.seen: RankLoad | None = None
+        """The counts as one value, until they change."""
 
     def changed(self) -> None:
         """What was seen of the counts is not true any more."""
-        self._seen = None
+        self.seen = None
 
     @property
     def load(self) -> RankLoad:
         """The counts; made anew only after a change, for decisions look at all ranks each time."""
-        return self._seen or self._look()
+        return self.seen or self.look()
 
-    def _look(self) -> RankLoad:
+    def look(self) -> RankLoad:
+        """Make `seen` anew."""
         oldest = next(iter(self.waiting), None)
-        self._seen = RankLoad(
+        self.seen = RankLoad(
             len(self.leases),
             self.prefill_tokens,
             self.decode_tokens,
@@ -228,8 +240,9 @@ class _Entry:
             self.dispatched_tokens,
             self.dispatched_at,
             self.half_life_s,
+            recency(self.dispatched_tokens, self.dispatched_at, self.half_life_s),
         )
-        return self._seen
+        return self.seen
 
     def dispatched(self, uncached_tokens: int, turn: int, block_size: int, now: float) -> None:
         """A request is booked."""
@@ -440,7 +453,8 @@ class Load:
 
     def of_each(self, ranks: Sequence[WorkerRank]) -> list[RankLoad]:
         """The load of each of these ranks."""
-        return [entry.load if entry else IDLE for entry in map(self._entries.get, ranks)]
+        entries = map(self._entries.get, ranks)
+        return [(entry.seen or entry.look()) if entry else IDLE for entry in entries]
 
     def active_blocks(self, prompt: Prompt, block_size: int) -> dict[WorkerRank, int]:
         """How many leading blocks of the prompt are active already, for each rank with any."""

@@ -6,6 +6,8 @@ engines by an event or two. That can make a choice worse, never lose a booking.
 
 import math
 from collections.abc import Callable, Sequence
+from functools import reduce
+from operator import add, itemgetter
 from random import Random
 from typing import NamedTuple, Protocol
 
@@ -18,6 +20,7 @@ from kvrouter.prompt import HASH_BYTES, Prompt
 DEFAULT_BLOCK_SIZE = 16
 PREDICTION_TTL_S = 10.0
 FULL_SHARE = 0.95
+NO_VERSION = -1
 NO_OVERLAP = Overlap(0, 0, 0)
 
 
@@ -41,6 +44,22 @@ class Predictions(Protocol):
 
     def expire(self, now: float) -> None:
         """Forget what has not come in time."""
+
+
+class _Group(NamedTuple):
+    """Ranks of one block size, and their smallest capacity in tokens."""
+
+    ranks: list[WorkerRank]
+    block_size: int
+    least_capacity: float
+
+
+class _Layout(NamedTuple):
+    """What of the candidates stays the same for as long as the index has this version."""
+
+    version: int
+    ranks: list[WorkerRank]
+    groups: list[_Group]
 
 
 class Scheduler:
@@ -69,6 +88,7 @@ class Scheduler:
         self._said_block_size = said_block_size
         self._credit = credit or TierCredit()
         self._prediction_ttl_s = prediction_ttl_s
+        self._layout = _Layout(NO_VERSION, [], [])
 
     def decide(self, prompt: Prompt, candidates: Sequence[WorkerRank], now: float) -> Decision:
         """What `place` would decide now. Changes nothing, not even the order of chance.
@@ -106,46 +126,43 @@ class Scheduler:
 
     def _survey(self, prompt: Prompt, ranks: Sequence[WorkerRank], now: float) -> Survey:
         """The facts of all candidates, those of equal block size next to each other."""
+        layout = self._layout
+        if layout.version != self._index.layout or layout.ranks != ranks:
+            layout = self._layout = self._look(ranks)
+        surveys = [self._survey_group(prompt, group, now) for group in layout.groups]
+        return reduce(Survey.joined, surveys)
+
+    def _look(self, ranks: Sequence[WorkerRank]) -> _Layout:
         by_size: dict[int, list[WorkerRank]] = {}
-        sizes = self._block_sizes(ranks)
-        if len(set(sizes)) == 1:
-            return self._survey_size(prompt, ranks, sizes[0], now)
-        for rank, size in zip(ranks, sizes, strict=True):
-            by_size.setdefault(size, []).append(rank)
-        first, *others = (
-            self._survey_size(prompt, members, size, now) for size, members in by_size.items()
-        )
-        for other in others:
-            first.extend(other)
-        return first
-
-    def _block_sizes(self, ranks: Sequence[WorkerRank]) -> list[int]:
         told = self._index.block_sizes(ranks)
-        if None not in told:
-            return told  # type: ignore[return-value]  # mypy does not see that None is not in it
-        said = self._said_block_size
-        return [size or said(rank) for size, rank in zip(told, ranks, strict=True)]
+        for rank, size in zip(ranks, told, strict=True):
+            by_size.setdefault(size or self._said_block_size(rank), []).append(rank)
+        return _Layout(
+            # What a rank said may change at any time, what its events say is in the version.
+            self._index.layout if None not in told else NO_VERSION,
+            list(ranks),
+            [
+                _Group(members, size, min(self._capacities(members, size)))
+                for size, members in by_size.items()
+            ],
+        )
 
-    def _survey_size(
-        self, prompt: Prompt, ranks: Sequence[WorkerRank], size: int, now: float
-    ) -> Survey:
+    def _survey_group(self, prompt: Prompt, group: _Group, now: float) -> Survey:
         """The facts of candidates of one block size.
 
         In columns, each made by one expression: there may be hundreds of ranks.
         """
+        ranks, size, least_capacity = group
         hashes = prompt.reusable_hashes(size)
         overlaps = self._overlaps(hashes, ranks)
-        starts = [gpu + cpu + disk for gpu, cpu, disk in overlaps]
+        if self._index.is_gpu_only:
+            starts = list(map(itemgetter(0), overlaps))
+        else:
+            starts = list(map(sum, overlaps))
         predicted = self._predicted.leading_each(ranks, hashes, starts, now)
-        cpu_credit, disk_credit = self._credit.cpu, self._credit.disk
-        saved = [
-            gpu + more + cpu_credit * cpu + disk_credit * disk
-            for (gpu, cpu, disk), more in zip(overlaps, predicted, strict=True)
-        ]
-        tokens = prompt.prompt_tokens
+        saved = self._saved(overlaps, starts, predicted)
+        tokens = max(1, prompt.prompt_tokens)
         all_tokens = -(-max(tokens, len(prompt.token_ids)) // size) * size
-        active = self._load.active_blocks(prompt, size)
-        capacities = self._index.capacities(ranks)
         return Survey(
             now,
             ranks,
@@ -153,13 +170,13 @@ class Scheduler:
             overlaps,
             predicted,
             saved,
-            [left if (left := tokens - blocks * size) > 1.0 else 1.0 for blocks in saved],
-            [all_tokens - active.get(rank, 0) * size for rank in ranks]
-            if active
-            else [all_tokens] * len(ranks),
-            [math.inf if blocks is None else blocks * size for blocks in capacities],
-            self._rooms(ranks, capacities, size),
+            [tokens - blocks * size for blocks in saved],
             self._load.of_each(ranks),
+            most_new_tokens=all_tokens,
+            least_capacity=least_capacity,
+            new_tokens=lambda: self._new_tokens(prompt, ranks, size, all_tokens),
+            capacities=lambda: self._capacities(ranks, size),
+            rooms=lambda: self._rooms(ranks, size),
         )
 
     def _overlaps(self, hashes: bytes, ranks: Sequence[WorkerRank]) -> list[Overlap]:
@@ -168,19 +185,39 @@ class Scheduler:
             return [NO_OVERLAP] * len(ranks)
         return [found.get(rank, NO_OVERLAP) for rank in ranks]
 
-    def _rooms(
-        self, ranks: Sequence[WorkerRank], capacities: list[int | None], size: int
-    ) -> list[float]:
+    def _saved(
+        self, overlaps: list[Overlap], starts: list[int], predicted: list[int]
+    ) -> Sequence[float]:
+        """The blocks that need no prefill, those of lower tiers by their credit."""
+        if self._index.is_gpu_only:
+            return list(map(add, starts, predicted)) if any(predicted) else starts
+        cpu_credit, disk_credit = self._credit.cpu, self._credit.disk
+        return [
+            gpu + more + cpu_credit * cpu + disk_credit * disk
+            for (gpu, cpu, disk), more in zip(overlaps, predicted, strict=True)
+        ]
+
+    def _new_tokens(
+        self, prompt: Prompt, ranks: Sequence[WorkerRank], size: int, all_tokens: int
+    ) -> list[int]:
+        active = self._load.active_blocks(prompt, size)
+        return [all_tokens - active.get(rank, 0) * size for rank in ranks]
+
+    def _capacities(self, ranks: Sequence[WorkerRank], size: int) -> list[float]:
+        told = self._index.capacities(ranks)
+        return [math.inf if blocks is None else blocks * size for blocks in told]
+
+    def _rooms(self, ranks: Sequence[WorkerRank], size: int) -> list[float]:
         """What each cache can store before it evicts, in tokens.
 
         Blocks that are in use and not full have no name yet, so a cache is full before its named
         blocks reach its capacity.
         """
-        if all(blocks is None for blocks in capacities):
-            return [0.0] * len(ranks)
         return [
             room * size if blocks and (room := FULL_SHARE * blocks - stored) > 0.0 else 0.0
-            for blocks, stored in zip(capacities, self._index.gpu_blocks(ranks), strict=True)
+            for blocks, stored in zip(
+                self._index.capacities(ranks), self._index.gpu_blocks(ranks), strict=True
+            )
         ]
 
     def _expect(self, prompt: Prompt, chosen: Candidate, now: float) -> None:

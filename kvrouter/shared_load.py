@@ -25,7 +25,7 @@ from events import WorkerRank
 from events.replica import Booking, Ledger, blocks_of, sample
 from events.replica.mirror import Key
 from kvrouter.active_blocks import ActiveBlocks, Hold
-from kvrouter.load import IDLE, RECENT_HALF_LIFE_S, Lease, Load, RankLoad
+from kvrouter.load import IDLE, RECENT_HALF_LIFE_S, Lease, Load, RankLoad, recency
 from kvrouter.prompt import HASH_BYTES, Prompt
 
 _FADED_HALF_LIVES = 10
@@ -298,6 +298,7 @@ class SharedLoad:
             oldest_at=min(own.oldest_at, next(iter(more.waiting.values()), math.inf)),
             dispatched_tokens=recent,
             dispatched_at=recent_at,
+            recency=recency(recent, recent_at, self._half_life_s),
             block_size=own.block_size if own.last_turn else more.block_size,
         )
 

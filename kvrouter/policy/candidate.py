@@ -4,7 +4,8 @@ A decision looks at every rank of a fleet, so its facts stand in columns, one li
 row becomes an object only where somebody wants to see it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from typing import overload
 
 import msgspec
@@ -36,12 +37,6 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     """Overlap and predicted blocks, with their credit: what the rank need not prefill."""
     uncached_tokens: float
     """What the rank would prefill for this request: the prompt without `saved_blocks`."""
-    new_tokens: int
-    """The request's blocks that are not active there yet, in tokens."""
-    capacity_tokens: float
-    """What the rank's cache can hold; infinite where it is not known."""
-    room_tokens: float
-    """What can be stored there before something is evicted; 0 where that is not known."""
     load: RankLoad
 
     @property
@@ -51,21 +46,11 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
 
 
 class Survey(Sequence[Candidate]):
-    """All candidates of one decision at `now`: a sequence of rows, kept as columns."""
+    """All candidates of one decision at `now`: a sequence of rows, kept as columns.
 
-    __slots__ = (
-        "block_sizes",
-        "capacities",
-        "loads",
-        "new_tokens",
-        "now",
-        "overlaps",
-        "predicted_blocks",
-        "ranks",
-        "rooms",
-        "saved_blocks",
-        "uncached_tokens",
-    )
+    `most_new_tokens` bounds `new_tokens`, and `least_capacity` (in tokens) is that of the smallest
+    cache: often enough to do without the columns that are made when they are first asked for.
+    """
 
     def __init__(
         self,
@@ -74,12 +59,15 @@ class Survey(Sequence[Candidate]):
         block_sizes: list[int],
         overlaps: list[Overlap],
         predicted_blocks: list[int],
-        saved_blocks: list[float],
+        saved_blocks: Sequence[float],
         uncached_tokens: list[float],
-        new_tokens: list[int],
-        capacities: list[float],
-        rooms: list[float],
         loads: list[RankLoad],
+        *,
+        most_new_tokens: int,
+        least_capacity: float,
+        new_tokens: Callable[[], list[int]],
+        capacities: Callable[[], list[float]],
+        rooms: Callable[[], list[float]],
     ) -> None:
         self.now = now
         self.ranks = ranks
@@ -88,45 +76,54 @@ class Survey(Sequence[Candidate]):
         self.predicted_blocks = predicted_blocks
         self.saved_blocks = saved_blocks
         self.uncached_tokens = uncached_tokens
-        self.new_tokens = new_tokens
-        self.capacities = capacities
-        self.rooms = rooms
         self.loads = loads
+        self.active_requests = [load.active_requests for load in loads]
+        self.most_new_tokens = most_new_tokens
+        self.least_capacity = least_capacity
+        self._new_tokens = new_tokens
+        self._capacities = capacities
+        self._rooms = rooms
 
-    @classmethod
-    def of(cls, candidates: Sequence[Candidate], now: float = 0.0) -> "Survey":
-        """The columns of these rows."""
-        return cls(
-            now,
-            [each.rank for each in candidates],
-            [each.block_size for each in candidates],
-            [each.overlap for each in candidates],
-            [each.predicted_blocks for each in candidates],
-            [each.saved_blocks for each in candidates],
-            [each.uncached_tokens for each in candidates],
-            [each.new_tokens for each in candidates],
-            [each.capacity_tokens for each in candidates],
-            [each.room_tokens for each in candidates],
-            [each.load for each in candidates],
-        )
+    @cached_property
+    def new_tokens(self) -> list[int]:
+        """The request's blocks that are not active on each rank yet, in tokens."""
+        return self._new_tokens()
 
-    def extend(self, other: "Survey") -> None:
-        """Put another survey's rows behind these."""
-        self.ranks = [*self.ranks, *other.ranks]
-        self.block_sizes += other.block_sizes
-        self.overlaps += other.overlaps
-        self.predicted_blocks += other.predicted_blocks
-        self.saved_blocks += other.saved_blocks
-        self.uncached_tokens += other.uncached_tokens
-        self.new_tokens += other.new_tokens
-        self.capacities += other.capacities
-        self.rooms += other.rooms
-        self.loads += other.loads
+    @cached_property
+    def capacities(self) -> list[float]:
+        """What each rank's cache can hold, in tokens; infinite where it is not known."""
+        return self._capacities()
+
+    @cached_property
+    def rooms(self) -> list[float]:
+        """What can be stored on each rank before something is evicted, in tokens.
+
+        0 where that is not known.
+        """
+        return self._rooms()
 
     @property
     def block_unit(self) -> int:
-        """The smallest block size, in tokens: what all are counted in."""
+        """The smallest block size, in tokens: what blocks are counted in."""
         return min(self.block_sizes)
+
+    def joined(self, other: "Survey") -> "Survey":
+        """Both, one behind the other."""
+        return Survey(
+            self.now,
+            [*self.ranks, *other.ranks],
+            self.block_sizes + other.block_sizes,
+            self.overlaps + other.overlaps,
+            self.predicted_blocks + other.predicted_blocks,
+            [*self.saved_blocks, *other.saved_blocks],
+            self.uncached_tokens + other.uncached_tokens,
+            self.loads + other.loads,
+            most_new_tokens=max(self.most_new_tokens, other.most_new_tokens),
+            least_capacity=min(self.least_capacity, other.least_capacity),
+            new_tokens=lambda: self.new_tokens + other.new_tokens,
+            capacities=lambda: self.capacities + other.capacities,
+            rooms=lambda: self.rooms + other.rooms,
+        )
 
     def __len__(self) -> int:
         return len(self.ranks)
@@ -145,9 +142,6 @@ class Survey(Sequence[Candidate]):
             self.predicted_blocks[position],
             self.saved_blocks[position],
             self.uncached_tokens[position],
-            self.new_tokens[position],
-            self.capacities[position],
-            self.rooms[position],
             self.loads[position],
         )
 

@@ -56,12 +56,13 @@ class Policy(msgspec.Struct, frozen=True):
 
 
 def _sums(terms: Terms, candidates: int) -> list[float]:
-    if not terms:
-        return [0.0] * candidates
-    costs = terms[0]
-    for column in terms[1:]:
-        costs = list(map(add, costs, column))
-    return costs
+    costs: list[float] | None = None
+    for column in terms:
+        if costs is None:
+            costs = column
+        elif any(column):
+            costs = list(map(add, costs, column))
+    return [0.0] * candidates if costs is None else costs
 
 
 def build_policy(config: PolicyConfig) -> Policy:

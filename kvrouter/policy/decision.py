@@ -31,7 +31,6 @@ class Rated(msgspec.Struct, frozen=True):
     queued_tokens: float
     prefill_rate: float
     decode_blocks: float
-    new_blocks: float
     recent_tokens: float
     oldest_prefill_age_s: float
 
@@ -122,7 +121,6 @@ def _rated(candidate: Candidate, terms: dict[str, float], cost: float, now: floa
         queued_tokens=load.queued_tokens(now),
         prefill_rate=load.prefill_rate,
         decode_blocks=load.decode_tokens / candidate.block_size,
-        new_blocks=candidate.new_tokens / candidate.block_size,
         recent_tokens=load.recent_tokens(now),
         oldest_prefill_age_s=load.oldest_prefill_age_s(now),
     )

@@ -27,7 +27,7 @@ class LoadGuard(msgspec.Struct, frozen=True):
 
     def __call__(self, survey: Survey, kept: Sequence[int]) -> Sequence[int]:
         """Those of `kept` that are not overloaded."""
-        active = [load.active_requests for load in survey.loads]
+        active = survey.active_requests
         limit = self.ratio * sum(active) / len(active) + self.slack
         if max(active) <= limit:
             return kept

@@ -57,9 +57,10 @@ class Cheapest(msgspec.Struct, frozen=True):
         """Choose."""
         if len(kept) == 1:
             return Pick(kept[0], Reason.ONLY_CANDIDATE)
-        least = min(costs if len(kept) == len(costs) else [costs[each] for each in kept])
+        rated = costs if len(kept) == len(costs) else [costs[each] for each in kept]
+        least = min(rated)
         bound = least + EQUAL_COST * max(1.0, abs(least))
-        tied = [position for position in kept if costs[position] <= bound]
+        tied = [position for position, cost in zip(kept, rated, strict=True) if cost <= bound]
         if len(tied) == 1:
             return Pick(tied[0], Reason.LEAST_COST)
         return _break_tie(survey, tied, rng)
@@ -68,8 +69,8 @@ class Cheapest(msgspec.Struct, frozen=True):
 class Softmax(msgspec.Struct, frozen=True):
     """Draws with the probability `exp(-(cost - least cost) / temperature)`, normalized.
 
-    The temperature has the unit of the cost, blocks: a candidate that costs `temperature` blocks
-    more than another is e times less likely, however many there are and whatever their rank. Near
+    The temperature has the unit of the cost: a candidate that costs `temperature` more than another
+    is e times less likely, however many there are and whatever their rank. Near
     costs share the traffic, and a far one gets none.
     """
 
@@ -104,13 +105,14 @@ class Uniform(msgspec.Struct, frozen=True):
 
 def _break_tie(survey: Survey, tied: list[int], rng: Random) -> Pick:
     loads = survey.loads
-    fewest = min(loads[each].active_requests for each in tied)
-    tied = [each for each in tied if loads[each].active_requests == fewest]
+    active = [survey.active_requests[each] for each in tied]
+    fewest = min(active)
+    tied = [each for each, requests in zip(tied, active, strict=True) if requests == fewest]
     if len(tied) == 1:
         return Pick(tied[0], Reason.FEWEST_ACTIVE)
-    recent = {each: loads[each].recent_tokens(survey.now) for each in tied}
-    least = min(recent.values())
-    tied = [each for each in tied if recent[each] <= least]
+    recency = [loads[each].recency for each in tied]
+    least = min(recency)
+    tied = [each for each, recent in zip(tied, recency, strict=True) if recent <= least]
     if len(tied) == 1:
         return Pick(tied[0], Reason.LEAST_RECENT)
     return Pick(rng.choice(tied), Reason.RANDOM)

@@ -66,7 +66,7 @@ class BlockCost(msgspec.Struct, frozen=True):
 
 
 class TokenCost(msgspec.Struct, frozen=True):
-    """What the request waits for, what it costs others, and how full the rank is, in blocks.
+    """What the request waits for, what it costs others, and how full the rank is, in tokens.
 
         wait       queued prefill, without the likely progress of the oldest
         prefill    tokens of this prompt that the rank does not hold
@@ -88,42 +88,47 @@ class TokenCost(msgspec.Struct, frozen=True):
 
     @property
     def term_names(self) -> tuple[str, ...]:
-        """Each term in blocks, with its weight."""
+        """Each term in tokens of prefill, with its weight."""
         return (
-            "wait_blocks",
-            "own_prefill_blocks",
-            "copy_blocks",
-            "active_request_blocks",
-            "overfill_blocks",
+            "wait_tokens",
+            "own_prefill_tokens",
+            "copy_tokens",
+            "active_request_tokens",
+            "overfill_tokens",
         )
 
     def rate(self, survey: Survey) -> Terms:
         """The five terms of each candidate."""
-        unit, limit = survey.block_unit, self.fill_limit
-        request = self.request_tokens / unit
+        request = self.request_tokens
         return (
-            [tokens / unit for tokens in queued_tokens(survey.loads, survey.now)],
-            [tokens / unit for tokens in survey.uncached_tokens],
-            self._copies(survey, unit),
-            [request * load.active_requests for load in survey.loads],
-            [
-                over / unit if (over := load.decode_tokens + tokens - limit * capacity) > 0 else 0.0
-                for load, tokens, capacity in zip(
-                    survey.loads, survey.new_tokens, survey.capacities, strict=True
-                )
-            ],
+            queued_tokens(survey.loads, survey.now),
+            survey.uncached_tokens,
+            self._copies(survey),
+            [request * active for active in survey.active_requests],
+            self._overfill(survey),
         )
 
-    def _copies(self, survey: Survey, unit: int) -> list[float]:
-        uncached = survey.uncached_tokens
+    def _copies(self, survey: Survey) -> list[float]:
+        uncached, weight = survey.uncached_tokens, self.copy_weight
         least = min(uncached)
         if max(uncached) == least:
             return [0.0] * len(uncached)
-        in_the_making = _least_without_predictions(survey) - least
-        weight = self.copy_weight / unit
+        making = _least_without_predictions(survey) - least
         return [
-            weight * _wasted(tokens, tokens - least, in_the_making, room) if tokens > least else 0.0
+            weight * _wasted(tokens, tokens - least, making, room) if tokens > least else 0.0
             for tokens, room in zip(uncached, survey.rooms, strict=True)
+        ]
+
+    def _overfill(self, survey: Survey) -> list[float]:
+        limit, loads = self.fill_limit, survey.loads
+        most = max([load.decode_tokens for load in loads]) + survey.most_new_tokens
+        if most <= limit * survey.least_capacity:
+            return [0.0] * len(loads)
+        return [
+            max(0.0, load.decode_tokens + tokens - limit * capacity)
+            for load, tokens, capacity in zip(
+                loads, survey.new_tokens, survey.capacities, strict=True
+            )
         ]
 
 
@@ -175,7 +180,7 @@ class ActiveRequests(msgspec.Struct, frozen=True):
 
     def rate(self, survey: Survey) -> Terms:
         """The requests in flight of each candidate."""
-        return ([float(load.active_requests) for load in survey.loads],)
+        return (list(map(float, survey.active_requests)),)
 
 
 class ActiveTokens(msgspec.Struct, frozen=True):

@@ -1,6 +1,7 @@
 """Candidates for tests of policies."""
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -8,8 +9,18 @@ import msgspec
 from events import WorkerRank
 from indexer import Overlap
 from kvrouter.config import PolicyConfig
-from kvrouter.load import RankLoad
+from kvrouter.load import RECENT_HALF_LIFE_S, RankLoad, recency
 from kvrouter.policy import Candidate, Policy, Survey, build_policy
+
+
+@dataclass(frozen=True)
+class Row:
+    """A candidate, and what the survey knows of it besides."""
+
+    candidate: Candidate
+    new_tokens: int
+    capacity_tokens: float
+    room_tokens: float
 
 
 def candidate(
@@ -29,35 +40,45 @@ def candidate(
     prefill_rate: float = 0.0,
     oldest_tokens: int = 0,
     working_since: float = math.inf,
-) -> Candidate:
+) -> Row:
     """A candidate that is idle and holds nothing, but for what is said."""
-    return Candidate(
-        rank=WorkerRank(name),
+    load = RankLoad(
+        active_requests=active_requests,
+        prefill_tokens=prefill_tokens,
+        decode_tokens=decode_tokens,
+        dispatched_tokens=recent_tokens,
+        recency=recency(recent_tokens, 0.0, RECENT_HALF_LIFE_S),
+        last_turn=last_turn,
         block_size=block_size,
-        overlap=Overlap(0, 0, 0),
-        predicted_blocks=predicted_blocks,
-        saved_blocks=0.0,
-        uncached_tokens=uncached_tokens,
-        new_tokens=new_tokens,
-        capacity_tokens=capacity_tokens,
-        room_tokens=room_tokens,
-        load=RankLoad(
-            active_requests=active_requests,
-            prefill_tokens=prefill_tokens,
-            decode_tokens=decode_tokens,
-            dispatched_tokens=recent_tokens,
-            last_turn=last_turn,
-            block_size=block_size,
-            prefill_rate=prefill_rate,
-            oldest_tokens=oldest_tokens,
-            working_since=working_since,
-        ),
+        prefill_rate=prefill_rate,
+        oldest_tokens=oldest_tokens,
+        working_since=working_since,
     )
+    overlap = Overlap(0, 0, 0)
+    row = Candidate(
+        WorkerRank(name), block_size, overlap, predicted_blocks, 0.0, uncached_tokens, load
+    )
+    return Row(row, new_tokens, capacity_tokens, room_tokens)
 
 
-def survey(*candidates: Candidate) -> Survey:
-    """What a policy sees of them."""
-    return Survey.of(candidates)
+def survey(*rows: Row) -> Survey:
+    """What a policy sees of these candidates at time 0."""
+    candidates = [row.candidate for row in rows]
+    return Survey(
+        0.0,
+        [each.rank for each in candidates],
+        [each.block_size for each in candidates],
+        [each.overlap for each in candidates],
+        [each.predicted_blocks for each in candidates],
+        [each.saved_blocks for each in candidates],
+        [each.uncached_tokens for each in candidates],
+        [each.load for each in candidates],
+        most_new_tokens=max(row.new_tokens for row in rows),
+        least_capacity=min(row.capacity_tokens for row in rows),
+        new_tokens=lambda: [row.new_tokens for row in rows],
+        capacities=lambda: [row.capacity_tokens for row in rows],
+        rooms=lambda: [row.room_tokens for row in rows],
+    )
 
 
 def policy(name: str = "kv", **fields: Any) -> Policy:

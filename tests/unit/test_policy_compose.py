@@ -5,16 +5,16 @@ from typing import get_args
 
 import msgspec
 import pytest
-from support.candidates import candidate, policy, survey
+from support.candidates import Row, candidate, policy, survey
 
 from kvrouter.config import ConfigError, PolicyConfig, PolicyName, parse_config
-from kvrouter.policy import Candidate, Policy, Reason, build_policy
+from kvrouter.policy import Policy, Reason, build_policy
 from kvrouter.policy.filters import LoadGuard
 from kvrouter.policy.pickers import Cheapest, Softmax
 from kvrouter.policy.scorers import ActiveRequests, BlockCost, TokenCost
 
 
-def winner(chosen_by: Policy, *candidates: Candidate) -> str:
+def winner(chosen_by: Policy, *candidates: Row) -> str:
     found = survey(*candidates)
     return found.ranks[chosen_by.choose(found, Random(1)).position].worker
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from random import Random
 
 import pytest
-from support.candidates import candidate, survey
+from support.candidates import Row, candidate, survey
 
-from kvrouter.policy import Candidate, Reason
+from kvrouter.policy import Reason
 from kvrouter.policy.pickers import Cheapest, Picker, Softmax, Uniform
 
 
@@ -22,9 +22,9 @@ def shares(picker: Picker, costs: Sequence[float], draws: int = 20_000) -> list[
     return [counts[number] / draws for number in range(len(costs))]
 
 
-def pick(candidates: Sequence[Candidate], costs: Sequence[float]) -> tuple[str, Reason]:
+def pick(candidates: Sequence[Row], costs: Sequence[float]) -> tuple[str, Reason]:
     position, reason = Cheapest().pick(survey(*candidates), costs, range(len(costs)), Random(1))
-    return candidates[position].rank.worker, reason
+    return candidates[position].candidate.rank.worker, reason
 
 
 def test_the_least_cost_wins() -> None:

@@ -3,9 +3,8 @@
 import math
 
 import pytest
-from support.candidates import candidate, survey
+from support.candidates import Row, candidate, survey
 
-from kvrouter.policy import Candidate
 from kvrouter.policy.scorers import (
     ActiveRequests,
     ActiveTokens,
@@ -17,7 +16,7 @@ from kvrouter.policy.scorers import (
 )
 
 
-def rate(scorer: Scorer, *candidates: Candidate) -> list[tuple[float, ...]]:
+def rate(scorer: Scorer, *candidates: Row) -> list[tuple[float, ...]]:
     """The terms of each candidate."""
     return list(zip(*scorer.rate(survey(*candidates)), strict=True))
 
@@ -42,7 +41,7 @@ def test_a_prompt_shorter_than_a_block_costs_its_share() -> None:
 def test_what_the_oldest_prefill_has_likely_done_is_not_waited_for(scorer: Scorer) -> None:
     """A long prompt that was sent a second ago is half through."""
 
-    def waiting(rate: float, since: float) -> Candidate:
+    def waiting(rate: float, since: float) -> Row:
         return candidate(
             "a", prefill_tokens=1600, oldest_tokens=1000, prefill_rate=rate, working_since=since
         )
@@ -50,7 +49,8 @@ def test_what_the_oldest_prefill_has_likely_done_is_not_waited_for(scorer: Score
     begun, unknown, overdue = waiting(80.0, -10.0), waiting(0.0, -10.0), waiting(80.0, -1000.0)
     position = [name.startswith(("wait", "queued")) for name in scorer.term_names].index(True)
     waits = [terms[position] for terms in rate(scorer, begun, unknown, overdue)]
-    assert waits == [(1600 - 800) / 16, 1600 / 16, 600 / 16]
+    unit = 16 if "blocks" in scorer.term_names[position] else 1
+    assert waits == [(1600 - 800) / unit, 1600 / unit, 600 / unit]
 
 
 def test_workers_of_different_block_sizes_are_compared_in_the_smaller_one() -> None:
@@ -58,23 +58,23 @@ def test_workers_of_different_block_sizes_are_compared_in_the_smaller_one() -> N
     small = candidate("small", uncached_tokens=64, new_tokens=64, block_size=16)
     large = candidate("large", uncached_tokens=64, new_tokens=64, block_size=64)
     assert rate(BlockCost(1.0, 1.0), small, large) == [(4.0, 0.0, 4.0)] * 2
-    assert rate(TokenCost(6.0, 0.0, 0.9), small, large) == [(0.0, 4.0, 0.0, 0.0, 0.0)] * 2
+    assert rate(TokenCost(6.0, 0.0, 0.9), small, large) == [(0.0, 64.0, 0.0, 0.0, 0.0)] * 2
 
 
 COPIES = TokenCost(copy_weight=6.0, request_tokens=0.0, fill_limit=0.9)
 
 
-def copies(*candidates: Candidate) -> list[float]:
+def copies(*candidates: Row) -> list[float]:
     """The copy term of each candidate, in tokens, without its weight."""
-    return [terms[2] * 16 / 6 for terms in rate(COPIES, *candidates)]
+    return [terms[2] / 6 for terms in rate(COPIES, *candidates)]
 
 
 def test_a_second_copy_costs_more_than_its_prefill_and_a_first_one_does_not() -> None:
     """What nobody holds has to be computed somewhere."""
     holder = candidate("holder", uncached_tokens=16)
     other = candidate("other", uncached_tokens=160)
-    assert rate(COPIES, holder, other) == [(0, 1, 0, 0, 0), (0, 10, 54, 0, 0)]
-    assert rate(COPIES, other) == [(0, 10, 0, 0, 0)]
+    assert rate(COPIES, holder, other) == [(0, 16, 0, 0, 0), (0, 160, 6 * 144, 0, 0)]
+    assert rate(COPIES, other) == [(0, 160, 0, 0, 0)]
 
 
 def test_a_copy_is_wasted_as_far_as_it_evicts() -> None:
@@ -110,7 +110,7 @@ def test_of_a_longer_prompt_only_the_part_in_the_making_counts_so() -> None:
 
 def test_active_requests_cost_their_tokens_each() -> None:
     busy = candidate("busy", uncached_tokens=16, active_requests=3)
-    assert rate(TokenCost(6.0, 500.0, 0.9), busy) == [(0, 1, 0, 3 * 500 / 16, 0)]
+    assert rate(TokenCost(6.0, 500.0, 0.9), busy) == [(0, 16, 0, 3 * 500, 0)]
 
 
 def test_what_would_overfill_a_cache_costs_as_much_as_it_is() -> None:
@@ -119,7 +119,7 @@ def test_what_would_overfill_a_cache_costs_as_much_as_it_is() -> None:
         candidate("a", decode_tokens=900, new_tokens=160, capacity_tokens=capacity)
         for capacity in (1000, 2000, math.inf)
     ]
-    assert [each[-1] for each in rate(COPIES, *found)] == [160 / 16, 0.0, 0.0]
+    assert [each[-1] for each in rate(COPIES, *found)] == [160, 0, 0]
 
 
 def test_load_scorers_read_the_load() -> None:

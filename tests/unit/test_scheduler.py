@@ -151,7 +151,7 @@ def test_prompts_that_nobody_could_read_fall_to_the_least_loaded(policy: str) ->
     assert Counter(each.decision.winner for each in placed) == {A: 3, B: 3, C: 3}
     assert stage.load.of(A).prefill_tokens == 1500
     if policy == "kv":
-        assert placed[0].decision.cost == pytest.approx(500 / 16)
+        assert placed[0].decision.cost == 500
 
 
 def test_round_robin_is_fair_when_candidates_come_and_go() -> None:
@@ -218,11 +218,11 @@ def test_a_decision_can_be_shown_as_json(stage: Stage) -> None:
     assert first["overlap_blocks"] == {"gpu": 4, "cpu": 0, "disk": 0}
     assert first["cost"] == pytest.approx(sum(first["terms"].values()))
     assert first["terms"] == {
-        "wait_blocks": 0.0,
-        "own_prefill_blocks": 36 / 16,
-        "copy_blocks": 0.0,
-        "active_request_blocks": 0.0,
-        "overfill_blocks": 0.0,
+        "wait_tokens": 0.0,
+        "own_prefill_tokens": 36,
+        "copy_tokens": 0.0,
+        "active_request_tokens": 0.0,
+        "overfill_tokens": 0.0,
     }
 
 
@@ -234,7 +234,7 @@ def test_each_rank_is_asked_in_its_own_block_size(stage: Stage) -> None:
     rated = {each.rank: each for each in stage.scheduler.decide(prompt, [A, B, C], 0.0).rated}
     assert [rated[rank].block_size for rank in (A, B, C)] == [32, 16, 16]
     assert [rated[rank].overlap.gpu for rank in (A, B, C)] == [3, 3, 0]
-    assert rated[A].terms["own_prefill_blocks"] == pytest.approx(104 / 16)
+    assert rated[A].terms["own_prefill_tokens"] == 104
     assert stage.place(prompt, A, B, C).lease.block_size == 32
 
 
