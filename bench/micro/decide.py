@@ -3,7 +3,8 @@
     python bench/micro/decide.py [--workers 8 64 512] [--requests 500] [--seed 1]
 
 Each prompt has 1,024 tokens with its hashes in hand: half of it is a system prompt that every
-worker holds, half is its own. Each worker has a few requests in flight. Prints one JSON object.
+worker holds, half is its own. Each worker has four requests in flight, none of them at its first
+token yet, which is the dearest case. Prints one JSON object.
 """
 
 import argparse
@@ -11,6 +12,7 @@ import json
 import platform
 import random
 import statistics
+import subprocess
 import time
 from array import array
 from collections import deque
@@ -82,6 +84,13 @@ def measure(workers: int, requests: int, seed: int) -> dict[str, float]:
     }
 
 
+def commit() -> str:
+    """The commit that is measured."""
+    command = ("git", "rev-parse", "--short", "HEAD")
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
+
+
 def main() -> None:
     """Measure each fleet size and print the result."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -90,7 +99,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     results = [measure(each, options.requests, options.seed) for each in options.workers]
-    print(json.dumps({"python": platform.python_version(), "decide": results}, indent=2))
+    about = {"commit": commit(), "seed": options.seed, "python": platform.python_version()}
+    print(json.dumps({**about, "decide": results}, indent=2))
 
 
 if __name__ == "__main__":
