@@ -187,11 +187,13 @@ def memory(tokenizer: str, corpus: Corpus) -> dict[str, float]:
     return {"allocated": round(allocated / size, 2), "counted": round(counted / size, 2)}
 
 
-def commit() -> str:
-    """The commit that is measured."""
+def about(seed: int) -> dict[str, Any]:
+    """What is measured: commit, seed, versions."""
     command = ("git", "rev-parse", "--short", "HEAD")
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or "unknown"
+    commit = done.stdout.strip() or "unknown"
+    versions = {each: version(each) for each in ("tokenizers", "fastokens", "jinja2", "msgspec")}
+    return {"commit": commit, "seed": seed, "python": platform.python_version(), **versions}
 
 
 def main() -> None:
@@ -219,13 +221,10 @@ def main() -> None:
                 results.append({"backend": name, "size": label, "case": case, **parts})
                 figures = " ".join(f"{part} {parts[part]['min']:.3f}" for part in PARTS)
                 print(f"{name:10}{label:>7} {case:9} {figures}", file=sys.stderr)
-    versions = {each: version(each) for each in ("tokenizers", "fastokens", "jinja2", "msgspec")}
-    about = {"commit": commit(), "seed": options.seed, "python": platform.python_version()}
     print(
         json.dumps(
             {
-                **about,
-                **versions,
+                **about(options.seed),
                 "unit": "ms of CPU",
                 "results": results,
                 "cache_mb_per_mb": memory(options.tokenizer, Corpus(options.seed)),
