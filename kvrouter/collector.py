@@ -116,13 +116,30 @@ class FleetCollector(Collector):
         for pool in self._fleet.pools.values():
             if pool.tokenizer is None:
                 continue
-            backend = pool.tokenizer.backend
-            in_use.add_metric([pool.model, backend.name], 1)
-            equal = backend.stats.checked - backend.stats.mismatched
-            checks.add_metric([pool.model, "equal"], equal)
-            checks.add_metric([pool.model, "different"], backend.stats.mismatched)
-            checks.add_metric([pool.model, "not_encoded"], backend.stats.failed)
+            report = pool.tokenizer.report
+            in_use.add_metric([pool.model, report.name], 1)
+            checks.add_metric([pool.model, "equal"], report.checked - report.mismatched)
+            checks.add_metric([pool.model, "different"], report.mismatched)
+            checks.add_metric([pool.model, "not_encoded"], report.failed)
         yield from (in_use, checks)
+        yield from self._token_counts()
+
+    def _token_counts(self) -> Iterator[Metric]:
+        counts = CounterMetricFamily(
+            "kvrouter_token_counts",
+            "Answers whose count of prompt tokens was compared with the router's",
+            labels=["model", "result"],
+        )
+        degraded = GaugeMetricFamily(
+            "kvrouter_tokenizer_degraded",
+            "1 while the engines of a model count other prompt tokens than the router",
+            labels=["model"],
+        )
+        for pool in self._fleet.pools.values():
+            counts.add_metric([pool.model, "equal"], pool.token_counts.equal_total)
+            counts.add_metric([pool.model, "different"], pool.token_counts.different_total)
+            degraded.add_metric([pool.model], bool(pool.token_counts.problem))
+        yield from (counts, degraded)
 
     def _tokenizing(self) -> Iterator[Metric]:
         prompts = CounterMetricFamily(
@@ -136,6 +153,11 @@ class FleetCollector(Collector):
         yield prompts
         yield CounterMetricFamily(
             "kvrouter_tokenize_seconds", "Time spent tokenizing", value=stats.seconds
+        )
+        yield CounterMetricFamily(
+            "kvrouter_tokenize_waited_seconds",
+            "Time that prompts spent in the queue before a thread took them",
+            value=stats.waited_seconds,
         )
         yield GaugeMetricFamily(
             "kvrouter_tokenize_queued", "Prompts waiting for or in a thread", value=stats.requests

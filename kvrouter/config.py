@@ -25,6 +25,7 @@ NatsUrl = Annotated[
     str, Meta(pattern=r"^(nats|tls)://[^/\s?#]+/?$", description="nats://host:port")
 ]
 
+TokenizerBackend = Literal["auto", "hf", "remote", "bytes"]
 PolicyName = Literal["kv", "kv_blocks", "round_robin", "random", "least_requests", "least_tokens"]
 
 
@@ -116,8 +117,13 @@ class TokenizerConfig(_Section, frozen=True, kw_only=True):
     """A folder or hub id by model name."""
     chat_template: str | None = None
     """A file to use in place of the tokenizer's own template (as `vllm serve --chat-template`)."""
-    backend: Literal["auto", "hf"] = "auto"
-    """`auto` takes `fastokens` where it is proven equal to `tokenizers`; `hf` is the latter."""
+    backend: TokenizerBackend = "auto"
+    """`auto` takes `fastokens` where it is proven equal to `tokenizers`; `hf` is the latter.
+    For models without files: `remote` asks the engine, `bytes` takes 4 bytes for a token."""
+    backends: dict[str, TokenizerBackend] = {}
+    """The same by model name."""
+    send_ids: list[str] = []
+    """Models whose engines get the ids of a prompt, so that they need not tokenize again."""
     check_every: Annotated[int, Meta(ge=0)] = 1000
     """One of so many prompts is encoded by `tokenizers` too and compared; 0 for none."""
     cache_bytes: Annotated[int, Meta(ge=0)] = 134_217_728

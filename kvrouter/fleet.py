@@ -150,8 +150,12 @@ class Fleet:
         full_blocks = len(prompt.hashes(chosen.block_size)) // HASH_BYTES
         if full_blocks > chosen.held_blocks:
             state.expect_blocks(since=placement.lease.booked_at, now=time.monotonic())
-        comparable = prompt.fidelity is Fidelity.EXACT and usage is not None
-        if comparable and usage is not None and usage.cached_tokens is not None:
+        if prompt.fidelity is not Fidelity.EXACT or usage is None:
+            return
+        pool = self.pool_of(chosen.rank.worker)
+        if pool is not None and not prompt.ids_sent and usage.prompt_tokens:
+            self._compare_counts(pool, prompt, usage)
+        if usage.cached_tokens is not None:
             measured = Measurement(
                 predicted_cached=chosen.held_blocks * chosen.block_size,
                 reported_cached=usage.cached_tokens,
@@ -159,6 +163,10 @@ class Fleet:
                 reported_prompt_tokens=usage.prompt_tokens,
             )
             state.proof.observe(measured)
+
+    def _compare_counts(self, pool: Pool, prompt: Prompt, usage: Usage) -> None:
+        if pool.token_counts.observe(prompt.prompt_tokens, usage.prompt_tokens):
+            log.error("model %s: degraded: %s", pool.model, pool.token_counts.problem)
 
     def models(self) -> dict[str, Any]:
         """The union of the workers' models, in the form of OpenAI's /v1/models."""

@@ -7,12 +7,21 @@ folder or hub id that the engine gives as the model's root.
 import asyncio
 import logging
 import time
+from functools import partial
 from pathlib import Path
 
 from kvrouter.config import TokenizerConfig
 from kvrouter.fleet import Fleet
 from kvrouter.pool import Pool
-from kvrouter.tokenize import BackendSettings, ModelTokenizer, TokenizerError
+from kvrouter.tokenize import (
+    BackendSettings,
+    BytesTokenizer,
+    ModelTokenizer,
+    RemoteTokenizer,
+    TokenizerError,
+)
+from kvrouter.tokenize.choice import BackendWish
+from kvrouter.workers import WorkerState
 
 log = logging.getLogger(__name__)
 
@@ -45,38 +54,43 @@ class TokenizerLoader:
 
     async def _load(self, pool: Pool) -> None:
         known_problem = pool.tokenizer_problem
-        where = self._where(pool)
-        if where is None:
-            pool.tokenizer_problem = "the engine names no root; set --tokenizer"
+        wish = self._settings.backends.get(pool.model, self._settings.backend)
+        if wish == "remote":
+            pool.tokenizer = RemoteTokenizer(pool.model, partial(_ready_urls, pool))
+        elif wish == "bytes":
+            pool.tokenizer = BytesTokenizer("approximate: the configuration asks for bytes")
         else:
-            try:
-                pool.tokenizer = await asyncio.to_thread(self._load_from, where)
-            except TokenizerError as error:
-                pool.tokenizer_problem = str(error)
+            await self._load_files(pool, wish)
         if pool.tokenizer is None:
             self._failed_at[pool.model] = time.monotonic()
         else:
             self._failed_at.pop(pool.model, None)
             pool.tokenizer_problem = ""
         if pool.tokenizer_problem != known_problem or pool.tokenizer is not None:
-            self._report(pool, where)
+            self._report(pool)
 
-    def _report(self, pool: Pool, where: str | None) -> None:
+    async def _load_files(self, pool: Pool, wish: BackendWish) -> None:
+        where = self._where(pool)
+        if where is None:
+            pool.tokenizer_problem = "the engine names no root; set --tokenizer"
+            return
+        try:
+            pool.tokenizer = await asyncio.to_thread(self._load_from, where, wish)
+        except TokenizerError as error:
+            pool.tokenizer_problem = str(error)
+
+    def _report(self, pool: Pool) -> None:
         tokenizer = pool.tokenizer
         if tokenizer is None:
             log.warning(
-                "model %s: prompts are not tokenized, routed by load: %s",
+                "model %s: prompts are not tokenized, routed by load: %s "
+                "(tokenizer.backend may be remote or bytes)",
                 pool.model,
                 pool.tokenizer_problem,
             )
             return
-        log.info(
-            "model %s: tokenizer loaded from %s, encoded by %s: %s",
-            pool.model,
-            where,
-            tokenizer.backend.name,
-            tokenizer.backend.reason,
-        )
+        report = tokenizer.report
+        log.info("model %s: prompts are encoded by %s: %s", pool.model, report.name, report.why)
         if tokenizer.chat_problem:
             log.warning("model %s: %s", pool.model, tokenizer.chat_problem)
 
@@ -90,14 +104,18 @@ class TokenizerLoader:
                     return model.root
         return None
 
-    def _load_from(self, where: str) -> ModelTokenizer:
+    def _load_from(self, where: str, wish: BackendWish) -> ModelTokenizer:
         template = self._settings.chat_template
         return ModelTokenizer.load(
             where,
             chat_template=Path(template) if template else None,
             backends=BackendSettings(
-                wish=self._settings.backend,
+                wish=wish,
                 check_every=self._settings.check_every,
                 cache_bytes=self._settings.cache_bytes,
             ),
         )
+
+
+def _ready_urls(pool: Pool) -> list[str]:
+    return [each.url for each in pool.workers.values() if each.state is WorkerState.READY]

@@ -86,6 +86,11 @@ class Metrics:
             "Tokens of placed prompts that the chosen rank was expected to hold",
             registry=self.registry,
         )
+        self._sent_as_ids = Counter(
+            "kvrouter_prompts_sent_as_ids",
+            "Prompts whose engine got token ids in place of the text",
+            registry=self.registry,
+        )
         self.loop_lag = Histogram(
             "kvrouter_loop_lag_seconds",
             "How late the event loop ran a timer",
@@ -119,6 +124,10 @@ class Metrics:
         if attempt.first_byte_at is not None:
             waited_s = attempt.first_byte_at - attempt.started_at
             self._first_byte.labels(attempt.worker.name).observe(waited_s)
+
+    def ids_sent(self) -> None:
+        """A prompt goes to its engine as token ids."""
+        self._sent_as_ids.inc()
 
     def retried(self) -> None:
         """Another worker is tried."""

@@ -6,7 +6,8 @@ from events import EventBatch, WorkerRank
 from indexer import Applied, RadixIndex
 from kvrouter.joint_predictions import Expectations
 from kvrouter.scheduler import DEFAULT_BLOCK_SIZE, Scheduler
-from kvrouter.tokenize import ModelTokenizer
+from kvrouter.token_counts import TokenCounts
+from kvrouter.tokenize import PromptTokenizer
 from kvrouter.workers import Worker, WorkerState
 
 
@@ -26,9 +27,10 @@ class Pool:
         self.index = index
         self.predicted = predicted
         self.scheduler = scheduler
-        self.tokenizer: ModelTokenizer | None = None
+        self.tokenizer: PromptTokenizer | None = None
         self.tokenizer_problem = ""
         """Why prompts are not tokenized: the tokenizer cannot be loaded."""
+        self.token_counts = TokenCounts()
         self.workers: dict[str, Worker] = {}
 
     @property

@@ -30,7 +30,9 @@ class Prompt:
     engine will have to prefill or find, exact or estimated.
     """
 
-    __slots__ = ("_hashes", "fidelity", "namespace", "prompt_tokens", "reason", "token_ids")
+    __slots__ = (
+        *("_hashes", "fidelity", "ids_sent", "namespace", "prompt_tokens", "reason", "token_ids"),
+    )
 
     def __init__(
         self,
@@ -46,6 +48,8 @@ class Prompt:
         self.namespace = namespace
         self.fidelity = fidelity
         self.reason = reason
+        self.ids_sent = False
+        """Whether its engine gets the ids and not the text."""
         self._hashes: dict[int, bytes] = {}
 
     @classmethod

@@ -41,22 +41,21 @@ def _model(pool: Pool) -> dict[str, Any]:
     return {
         "model": pool.model,
         "workers": list(pool.workers),
-        "tokenizer": _tokenizer_problem(pool) or "exact",
+        "tokenizer": _tokenizer_state(pool),
         "tokenizer_backend": _backend(pool),
         "index": pool.index.stats()._asdict(),
     }
 
 
+def _tokenizer_state(pool: Pool) -> str:
+    differs = pool.token_counts.problem
+    return f"degraded: {differs}" if differs else _tokenizer_problem(pool) or "exact"
+
+
 def _backend(pool: Pool) -> dict[str, Any] | None:
     if pool.tokenizer is None:
         return None
-    backend = pool.tokenizer.backend
-    return {
-        "name": backend.name,
-        "why": backend.reason,
-        "checked": backend.stats.checked,
-        "mismatched": backend.stats.mismatched,
-    }
+    return pool.tokenizer.report._asdict()
 
 
 def _worker(fleet: Fleet, worker: Worker, now: float) -> dict[str, Any]:
@@ -139,5 +138,5 @@ _STREAM_PROBLEMS = {
 
 def _tokenizer_problem(pool: Pool) -> str:
     if pool.tokenizer is not None:
-        return pool.tokenizer.chat_problem
+        return pool.token_counts.problem or pool.tokenizer.chat_problem
     return f"tokenizer: {pool.tokenizer_problem or 'being loaded'}"

@@ -96,7 +96,14 @@ async def running(config: Config) -> AsyncIterator[Router]:
         paths = PathTable(config.limits.extra_paths)
         limit = config.limits.max_active_requests
         door = FrontDoor(
-            fleet, exchange, tokenizers, owners, metrics, paths, max_active_requests=limit
+            fleet,
+            exchange,
+            tokenizers,
+            owners,
+            metrics,
+            paths,
+            max_active_requests=limit,
+            send_ids=config.tokenizer.send_ids,
         )
         metrics.registry.register(FleetCollector(fleet, tokenizers))
         metrics.registry.register(ReplicaCollector(sharing, link))

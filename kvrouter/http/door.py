@@ -7,6 +7,7 @@ a response in OpenAI's form.
 import asyncio
 import logging
 import uuid
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
@@ -19,8 +20,9 @@ from kvrouter.metrics import Metrics
 from kvrouter.openai.body import BadBody, Endpoint, RequestBody, parse_body
 from kvrouter.openai.errors import Fault, RequestError
 from kvrouter.openai.paths import Handling, Path, PathTable
+from kvrouter.openai.prompt_ids import may_send_ids, with_prompt_ids
 from kvrouter.openai.rewrite import without_report_mode
-from kvrouter.prompt import Prompt
+from kvrouter.prompt import Fidelity, Prompt
 from kvrouter.sticky import ResponseOwners
 from kvrouter.tokenize import TokenizerPool
 
@@ -28,6 +30,9 @@ log = logging.getLogger(__name__)
 
 BYTES_PER_TOKEN = 4
 """For bodies that are not tokenized: a usual figure for English text in large vocabularies."""
+
+
+REWRITE_INLINE_BYTES = 65_536
 
 
 class FrontDoor:
@@ -43,6 +48,7 @@ class FrontDoor:
         paths: PathTable,
         *,
         max_active_requests: int,
+        send_ids: Collection[str] = (),
     ) -> None:
         self._fleet = fleet
         self._exchange = exchange
@@ -51,6 +57,7 @@ class FrontDoor:
         self._metrics = metrics
         self._paths = paths
         self._max_active = max_active_requests
+        self._send_ids = frozenset(send_ids)
         self.active_requests = 0
 
     async def handle(self, client: Client) -> None:
@@ -103,6 +110,10 @@ class FrontDoor:
             prompt = await self.prompt(route, fields)
             if fields.has_report_mode:
                 body = without_report_mode(body)
+            if self._sends_ids(route, fields, prompt):
+                prompt.ids_sent = True
+                self._metrics.ids_sent()
+                body = await _with_ids(body, path.endpoint, prompt)
         return _new_job(client, route, prompt, body, label, pinned)
 
     async def prompt(self, route: Route, fields: RequestBody) -> Prompt:
@@ -112,6 +123,15 @@ class FrontDoor:
             fields,
             namespace=route.namespace(fields.cache_salt),
             block_sizes=route.pool.block_sizes(),
+        )
+
+    def _sends_ids(self, route: Route, fields: RequestBody, prompt: Prompt) -> bool:
+        return (
+            route.pool.model in self._send_ids
+            and prompt.fidelity is Fidelity.EXACT
+            and len(prompt.token_ids) > 0
+            and may_send_ids(fields)
+            and route.pool.token_counts.lets_ids_be_sent()
         )
 
     def _previous_owner(self, fields: RequestBody | None) -> str | None:
@@ -151,6 +171,13 @@ def _new_job(
         explain=hdr.EXPLAIN in asked,
         pinned=pinned,
     )
+
+
+async def _with_ids(body: bytes, endpoint: Endpoint, prompt: Prompt) -> bytes:
+    """The body with the prompt's ids; in a thread where that takes more than 0.5 ms."""
+    if len(body) <= REWRITE_INLINE_BYTES:
+        return with_prompt_ids(body, endpoint, prompt.token_ids)
+    return await asyncio.to_thread(with_prompt_ids, body, endpoint, prompt.token_ids)
 
 
 def _read_body(endpoint: Endpoint | None, body: bytes) -> RequestBody | None:

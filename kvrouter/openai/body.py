@@ -49,6 +49,7 @@ class _Fields(msgspec.Struct, gc=False):
     input: Raw = _NOTHING
     instructions: Raw = _NOTHING
     kv_transfer_params: Raw = _NOTHING
+    logprobs: Raw = _NOTHING
     max_completion_tokens: Raw = _NOTHING
     max_output_tokens: Raw = _NOTHING
     max_tokens: Raw = _NOTHING
@@ -59,6 +60,7 @@ class _Fields(msgspec.Struct, gc=False):
     previous_response_id: Raw = _NOTHING
     prompt: Raw = _NOTHING
     prompt_embeds: Raw = _NOTHING
+    prompt_logprobs: Raw = _NOTHING
     reasoning: Raw = _NOTHING
     reasoning_effort: Raw = _NOTHING
     session_id: Raw = _NOTHING
@@ -69,9 +71,11 @@ class _Fields(msgspec.Struct, gc=False):
     thinking: Raw = _NOTHING
     tool_choice: Raw = _NOTHING
     tools: Raw = _NOTHING
+    top_logprobs: Raw = _NOTHING
     truncate_prompt_tokens: Raw = _NOTHING
     truncation: Raw = _NOTHING
     truncation_side: Raw = _NOTHING
+    use_beam_search: Raw = _NOTHING
     vllm_xargs: Raw = _NOTHING
 
 
@@ -127,6 +131,11 @@ class RequestBody:
         if value is _ABSENT:
             value = self._decoded[name] = _value(getattr(self._fields, name))
         return value
+
+    def raw(self, name: str) -> bytes:
+        """The JSON of a field as it came; empty when it is absent."""
+        value = getattr(self._fields, name)
+        return bytes(memoryview(value)) if isinstance(value, Raw) else json.dumps(value).encode()
 
     @property
     def messages(self) -> Any:

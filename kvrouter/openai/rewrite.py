@@ -55,19 +55,37 @@ def without_report_mode(body: bytes) -> bytes:
 
 
 def with_model(body: bytes, model: str) -> bytes:
-    """The body with another `model`; unchanged when it names none.
+    """The body with another `model`; unchanged when it names none."""
+    written = json.dumps(model, ensure_ascii=True).encode()
+    return with_value(body, "model", written)
+
+
+def with_value(body: bytes, key: str, written: bytes) -> bytes:
+    """The body with another value, in JSON, for a text; unchanged where there is no text.
 
     Of duplicate keys the last one counts, for the engine and here.
     """
     text = _as_utf8(body)
     try:
-        named = [m.value for m in _members(text, _first(text)) if m.key == "model"]
+        named = [m.value for m in _members(text, _first(text)) if m.key == key]
     except _NoObjectError:
         return body
     if not named or text[named[-1].start : named[-1].start + 1] != b'"':
         return body
-    written = json.dumps(model, ensure_ascii=True).encode()
     return text[: named[-1].start] + written + text[named[-1].end :]
+
+
+def with_member(body: bytes, key: str, written: bytes) -> bytes:
+    """The body with one more member, its value in JSON, at the front of its members.
+
+    The body must have others, and none of this name.
+    """
+    text = _as_utf8(body)
+    at = _first(text)
+    if text[at : at + 1] != b"{":
+        return body
+    member = json.dumps(key).encode() + b":" + written + b","
+    return text[: at + 1] + member + text[at + 1 :]
 
 
 def _as_utf8(body: bytes) -> bytes:

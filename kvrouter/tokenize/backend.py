@@ -4,6 +4,9 @@ from array import array
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from kvrouter.openai.body import RequestBody
+from kvrouter.prompt import Prompt
+
 BYTES_PER_TOKEN = 4
 """What a token is taken to cost where nothing better is known."""
 
@@ -14,6 +17,44 @@ ID_BYTES = 4
 def estimated_tokens(size: int) -> int:
     """The tokens of a text, from its bytes alone; at least one."""
     return max(1, size // BYTES_PER_TOKEN)
+
+
+class EncoderReport(NamedTuple):
+    """Which encoder a model's prompts go through, for those who look."""
+
+    name: str
+    why: str
+    checked: int = 0
+    """Texts that were encoded by the reference too."""
+    mismatched: int = 0
+    """Of these, with other ids."""
+    failed: int = 0
+    """Texts that the encoder in use could not encode."""
+
+
+class PromptTokenizer(Protocol):
+    """From requests for one model to prompts. It is used by several threads at once.
+
+    `chat_problem` says what is wrong with chats, empty when nothing is. `waits`: the work is
+    waiting for somebody else, which is not for the event loop however short it is.
+    """
+
+    chat_problem: str
+    waits: bool
+
+    @property
+    def report(self) -> EncoderReport:
+        """What encodes."""
+
+    @property
+    def has_sample(self) -> bool:
+        """Whether `check_sample` has something to do."""
+
+    def check_sample(self) -> None:
+        """Compare a sample with the reference: CPU work, at leisure."""
+
+    def prompt(self, request: RequestBody, *, namespace: bytes = b"") -> Prompt:
+        """Tokenize a request; never raises for what a client sent."""
 
 
 class Backend(Protocol):

@@ -10,6 +10,7 @@ from tokenizers import AddedToken, Tokenizer, pre_tokenizers
 
 from kvrouter.tokenize.backend import Around
 from kvrouter.tokenize.location import TokenizerError, TokenizerFiles
+from kvrouter.tokenize.ranks import load_ranks
 
 _PROBE = "a"
 
@@ -31,6 +32,8 @@ class HfBackend:
     @classmethod
     def load(cls, files: TokenizerFiles) -> "HfBackend":
         """Load a `tokenizer.json`, set up as `transformers` would; raises `TokenizerError`."""
+        if files.ranks is not None:
+            return cls(load_ranks(files.ranks))
         try:
             tokenizer = Tokenizer.from_file(str(files.tokenizer_json))
         except Exception as error:  # the library raises bare Exceptions

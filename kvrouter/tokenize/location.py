@@ -46,6 +46,9 @@ class TokenizerFiles:
     """Chat templates by name, usually `default` alone; empty when the model has none."""
     model_type: str | None
 
+    ranks: Path | None = None
+    """A rank file that stands in for `tokenizer.json`."""
+
     @property
     def tokenizer_json(self) -> Path:
         """The file that holds vocabulary, merges and pre-tokenizer."""
@@ -58,7 +61,8 @@ def find_tokenizer(folder_or_id: str, *, offline: bool = False) -> TokenizerFile
     With `offline` a hub id is only looked up in the local hub cache.
     """
     folder = _folder(folder_or_id, offline=offline)
-    if not (folder / "tokenizer.json").is_file():
+    ranks = _rank_file(folder_or_id)
+    if ranks is None and not (folder / "tokenizer.json").is_file():
         present = ", ".join(sorted(path.name for path in folder.iterdir())[:12]) or "nothing"
         raise TokenizerError(f"no tokenizer.json in {folder} (there is: {present})")
     config = _read_object(folder / "tokenizer_config.json")
@@ -68,7 +72,13 @@ def find_tokenizer(folder_or_id: str, *, offline: bool = False) -> TokenizerFile
         special_tokens=_special_tokens(config, _read_object(folder / "special_tokens_map.json")),
         templates=_templates(folder, config),
         model_type=_read_object(folder / "config.json").get("model_type"),
+        ranks=ranks,
     )
+
+
+def _rank_file(name: str) -> Path | None:
+    path = Path(name).expanduser()
+    return path if path.suffix == ".tiktoken" and path.is_file() else None
 
 
 def _folder(folder_or_id: str, *, offline: bool) -> Path:

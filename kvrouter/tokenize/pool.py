@@ -15,8 +15,9 @@ from time import perf_counter
 
 from kvrouter.openai.body import RequestBody
 from kvrouter.prompt import Prompt
+from kvrouter.tokenize.backend import PromptTokenizer
 from kvrouter.tokenize.hash_runs import HashRuns
-from kvrouter.tokenize.tokenizer import ModelTokenizer, blind
+from kvrouter.tokenize.tokenizer import blind
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,8 @@ class PoolSettings:
     inline_bytes: int = 2048
     """Bodies up to this size are tokenized on the loop (about 1 ms at most)."""
     threads: int = 2
+    waiting: int = 16
+    """Threads for tokenizers that wait for somebody else's answer."""
     max_requests: int = 64
     """Requests that wait or are worked on; the next one is routed by its length."""
     max_bytes: int = 64 * 1024 * 1024
@@ -48,6 +51,8 @@ class PoolStats:
     """Gave up at the deadline."""
     seconds: float = 0.0
     """Spent on tokenization, inline and in threads (wall clock)."""
+    waited_seconds: float = 0.0
+    """Spent in the queue before that, by those that were taken off it."""
     requests: int = 0
     """Waiting or worked on now."""
     bytes: int = 0
@@ -63,6 +68,8 @@ class TokenizerPool:
     def __init__(self, settings: PoolSettings = PoolSettings()) -> None:
         self._settings = settings
         self._threads = ThreadPoolExecutor(settings.threads, thread_name_prefix="tokenize")
+        # For tokenizers that wait for an engine; threads are only made when there is work.
+        self._waiting = ThreadPoolExecutor(settings.waiting, thread_name_prefix="ask")
         self._lock = threading.Lock()  # worker threads count too
         self._closed = False
         self._hash_runs = HashRuns(settings.hash_bytes)
@@ -70,7 +77,7 @@ class TokenizerPool:
 
     async def prompt(
         self,
-        tokenizer: ModelTokenizer | None,
+        tokenizer: PromptTokenizer | None,
         request: RequestBody,
         *,
         namespace: bytes = b"",
@@ -84,7 +91,7 @@ class TokenizerPool:
         if tokenizer is None:
             return blind(request, "no tokenizer for the model")
         sizes = tuple(block_sizes)
-        if request.size <= self._settings.inline_bytes:
+        if request.size <= self._settings.inline_bytes and not tokenizer.waits:
             self.stats.inline += 1
             return self._work(tokenizer, request, namespace, sizes)
         if not self._has_room(request.size):
@@ -92,7 +99,11 @@ class TokenizerPool:
             return blind(request, "the tokenization queue is full")
         self.stats.pooled += 1
         self._count(1, request.size)
-        work = self._threads.submit(self._work, tokenizer, request, namespace, sizes)
+        threads = self._waiting if tokenizer.waits else self._threads
+        waiting_since = perf_counter()
+        work = threads.submit(
+            self._work, tokenizer, request, namespace, sizes, waiting_since=waiting_since
+        )
         work.add_done_callback(lambda _: self._count(-1, -request.size))
         return await self._result(work, request)
 
@@ -113,21 +124,26 @@ class TokenizerPool:
         """Stop taking long prompts and drop those that wait; running ones end by themselves."""
         self._closed = True
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self._waiting.shutdown(wait=False, cancel_futures=True)
 
     def _work(
         self,
-        tokenizer: ModelTokenizer,
+        tokenizer: PromptTokenizer,
         request: RequestBody,
         namespace: bytes,
         block_sizes: tuple[int, ...],
+        *,
+        waiting_since: float | None = None,
     ) -> Prompt:
         started = perf_counter()
+        waited_s = 0.0 if waiting_since is None else started - waiting_since
         prompt = tokenizer.prompt(request, namespace=namespace)
         prompt.prehash(block_sizes, self._hash_runs.block_hashes)
         with self._lock:
             self.stats.seconds += perf_counter() - started
-        if tokenizer.backend.has_sample and not self._closed:
-            self._threads.submit(tokenizer.backend.check_sample)
+            self.stats.waited_seconds += waited_s
+        if tokenizer.has_sample and not self._closed:
+            self._threads.submit(tokenizer.check_sample)
         return prompt
 
     def _has_room(self, size: int) -> bool:

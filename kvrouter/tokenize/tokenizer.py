@@ -10,10 +10,11 @@ from typing import Any
 from kvrouter.openai.body import Endpoint, RequestBody, without_surrogates
 from kvrouter.prompt import Fidelity, Prompt
 from kvrouter.tokenize.anthropic import anthropic_chat
-from kvrouter.tokenize.backend import NOTHING_AROUND, Around, estimated_tokens
+from kvrouter.tokenize.backend import NOTHING_AROUND, Around, EncoderReport, estimated_tokens
 from kvrouter.tokenize.chat import Chat, openai_chat
 from kvrouter.tokenize.choice import BackendSettings, choose
 from kvrouter.tokenize.content_format import ContentFormat
+from kvrouter.tokenize.given import as_ids, replacing_ids
 from kvrouter.tokenize.hf import HfBackend
 from kvrouter.tokenize.ladder import Ladder
 from kvrouter.tokenize.location import DEFAULT, TOOL_USE, TokenizerError, find_tokenizer
@@ -29,7 +30,7 @@ from kvrouter.tokenize.template import ChatTemplate, TemplateError, TemplateRefu
 
 _LOG = logging.getLogger(__name__)
 
-_CHATS = {
+CHATS = {
     Endpoint.CHAT: openai_chat,
     Endpoint.RESPONSES: responses_chat,
     Endpoint.MESSAGES: anthropic_chat,
@@ -57,6 +58,7 @@ class ModelTokenizer:
         chat_problem: str = "",
     ) -> None:
         self.backend = backend
+        self.waits = False
         self._around = around
         self._templates = templates
         self._content_format = content_format
@@ -110,6 +112,23 @@ class ModelTokenizer:
             chat_problem=problem,
         )
 
+    @property
+    def report(self) -> EncoderReport:
+        """What encodes, for those who look."""
+        stats = self.backend.stats
+        return EncoderReport(
+            self.backend.name, self.backend.reason, stats.checked, stats.mismatched, stats.failed
+        )
+
+    @property
+    def has_sample(self) -> bool:
+        """Whether `check_sample` has something to do."""
+        return self.backend.has_sample
+
+    def check_sample(self) -> None:
+        """Hold a sample to the reference: CPU work, at leisure."""
+        self.backend.check_sample()
+
     def prompt(self, request: RequestBody, *, namespace: bytes = b"") -> Prompt:
         """Tokenize a request. CPU work of up to 0.5 s per MB; never raises for what a client sent.
 
@@ -144,7 +163,7 @@ class ModelTokenizer:
         if isinstance(prompt, str):
             special = request.get("add_special_tokens") is not False
             return self._encode(request, prompt, doubts, add_special_tokens=special)
-        ids = _ids(prompt)
+        ids = as_ids(prompt)
         if ids is None:
             doubts.append("an id that is no token id")
             return array("I")
@@ -154,10 +173,10 @@ class ModelTokenizer:
     # Chats
 
     def _chat(self, request: RequestBody, namespace: bytes) -> Prompt:
-        chat = _CHATS[request.endpoint](request)
-        given = request.prompt_token_ids
-        if given is not None and not request.get("echo") and not has_media(chat.messages):
-            ids = _ids(given)
+        chat = CHATS[request.endpoint](request)
+        given = replacing_ids(request, chat.messages)
+        if given is not None:
+            ids = as_ids(given)
             if ids:
                 return _prompt(ids, namespace, [])
             return blind(request, "prompt_token_ids are no token ids")
@@ -280,14 +299,6 @@ def _prompts(prompt: Any) -> list[str | list[Any]]:
     if isinstance(prompt[0], int):
         return [prompt]
     return [one for one in prompt if isinstance(one, str | list)]
-
-
-def _ids(values: list[Any]) -> "array[int] | None":
-    """The ids as an array; None when they are no token ids."""
-    try:
-        return array("I", values)
-    except (TypeError, OverflowError):
-        return None
 
 
 def _read_template(path: Path) -> str:

@@ -36,6 +36,7 @@ def router_tables(engines: Sequence[str], changes: dict[str, dict[str, Any]]) ->
         "server": {"port": 0, "admin_port": 0},
         "health": {"interval_s": 0.1, "timeout_s": 1.0},
         "timeouts": {"shutdown_s": 0.1},
+        "tokenizer": {"backend": "hf", "cache_bytes": 0},  # nothing that needs a proof of a second
     }
     for section, fields in changes.items():
         tables.setdefault(section, {}).update(fields)

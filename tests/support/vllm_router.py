@@ -3,6 +3,7 @@
 The names of the second port's fields stand in this module alone.
 """
 
+import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -19,16 +20,30 @@ WORKER_HEADER = "x-kvrouter-worker"
 PREDICTED_HEADER = "x-kvrouter-predicted-cached-tokens"
 PROOF_METRICS = "kvrouter_proof_"
 ROUTER_READY_TIMEOUT_S = 60.0
+SEND_IDS = os.environ.get("KVROUTER_TEST_SEND_IDS") == "1"
+"""Whether the routers of all these tests send token ids on to the engines."""
 
 
 class RouterProcess(LoggedProcess):
     """One router; ready as soon as it can route to a worker."""
 
-    def __init__(self, workers: Sequence[str], *, port: int, admin_port: int, log: Path) -> None:
+    def __init__(
+        self,
+        workers: Sequence[str],
+        *,
+        port: int,
+        admin_port: int,
+        log: Path,
+        send_ids: bool = SEND_IDS,
+    ) -> None:
         self.url = f"http://127.0.0.1:{port}"
         self.admin_url = f"http://127.0.0.1:{admin_port}"
         named = [part for url in workers for part in ("--worker", url)]
-        ports = ("--port", str(port), "--admin-port", str(admin_port))
+        ports = ["--port", str(port), "--admin-port", str(admin_port)]
+        if send_ids:
+            config = log.with_suffix(".toml")
+            config.write_text('[tokenizer]\nsend_ids = ["tiny"]\n')
+            ports += ["--config", str(config)]
         super().__init__(
             "router",
             [str(Path(sys.executable).with_name("kvrouter")), "serve", *named, *ports],
@@ -71,6 +86,19 @@ class Admin:
             answer = await response.json()
         predicted = {each["worker"]: _predicted_tokens(each) for each in answer["candidates"]}
         return answer["winner"]["worker"], predicted
+
+    async def prompts_sent_as_ids(self) -> int:
+        """So far."""
+        async with self._http.get(f"{self._url}/metrics") as response:
+            response.raise_for_status()
+            text = await response.text()
+        samples = (
+            sample
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+            if sample.name == "kvrouter_prompts_sent_as_ids_total"
+        )
+        return int(next(samples).value)
 
     async def proof(self) -> Counter[str]:
         """The counters of predictions against reports, over all workers, from /metrics."""

@@ -1,0 +1,112 @@
+"""Prompts of models whose tokenizer only the engine has: its `/tokenize` is asked.
+
+Each prompt costs the engine's front end as much as the request itself and comes back over HTTP, so
+this is for models that the router can't tokenize. The answer is exact.
+"""
+
+import http.client
+import itertools
+import json
+from array import array
+from collections.abc import Callable, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+from kvrouter.openai.body import Endpoint, RequestBody
+from kvrouter.prompt import Fidelity, Prompt
+from kvrouter.tokenize.backend import EncoderReport
+from kvrouter.tokenize.given import as_ids, given_ids
+from kvrouter.tokenize.messages import has_media
+from kvrouter.tokenize.tokenizer import CHATS, blind
+
+TIMEOUT_S = 4.0
+_PATH = "/tokenize"
+_OK = 200
+
+
+class RemoteTokenizer:
+    """Asks one of the model's engines, in turn. Blocking: for threads that may wait.
+
+    `urls` gives those that can be asked now.
+    """
+
+    waits = True
+    has_sample = False
+    chat_problem = ""
+
+    def __init__(self, model: str, urls: Callable[[], Sequence[str]]) -> None:
+        self._model = model
+        self._urls = urls
+        self._turn = itertools.count()
+        self._failed = 0
+
+    @property
+    def report(self) -> EncoderReport:
+        """What encodes, for those who look."""
+        return EncoderReport("remote", "the engine's /tokenize", failed=self._failed)
+
+    def check_sample(self) -> None:
+        """The answer is the engine's own."""
+
+    def prompt(self, request: RequestBody, *, namespace: bytes = b"") -> Prompt:
+        """Ask an engine; blind when it does not answer or refuses."""
+        ids = given_ids(request)
+        if ids is not None:
+            return Prompt(ids, namespace=namespace)
+        question, doubts = _question(request)
+        if question is None:
+            return blind(request, "the engine can't be asked for this prompt")
+        try:
+            ids = self._ask({"model": self._model, **question})
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            self._failed += 1
+            return blind(request, f"the engine's {_PATH} failed: {error}"[:200])
+        fidelity = Fidelity.APPROXIMATE if doubts else Fidelity.EXACT
+        return Prompt(ids, namespace=namespace, fidelity=fidelity, reason="; ".join(doubts))
+
+    def _ask(self, question: dict[str, Any]) -> "array[int]":
+        """Raises OSError, HTTPException or ValueError."""
+        urls = self._urls()
+        if not urls:
+            raise ValueError("no engine is ready")
+        address = urlsplit(urls[next(self._turn) % len(urls)])
+        kind = http.client.HTTPSConnection if address.scheme == "https" else _Plain
+        connection = kind(address.netloc, timeout=TIMEOUT_S)
+        try:
+            body = json.dumps(question).encode()
+            connection.request("POST", _PATH, body, {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            answer = response.read()
+        finally:
+            connection.close()
+        if response.status != _OK:
+            raise ValueError(f"status {response.status}")
+        ids = as_ids(json.loads(answer).get("tokens"))
+        if ids is None:
+            raise ValueError("no tokens in the answer")
+        return ids
+
+
+_Plain = http.client.HTTPConnection
+
+
+def _question(request: RequestBody) -> tuple[dict[str, Any] | None, list[str]]:
+    """What to ask, and what makes the answer doubtful."""
+    if request.endpoint is Endpoint.COMPLETIONS:
+        prompt = request.prompt
+        if not isinstance(prompt, str) or request.get("truncate_prompt_tokens") is not None:
+            return None, []
+        special = request.get("add_special_tokens") is not False
+        return {"prompt": prompt, "add_special_tokens": special}, []
+    chat = CHATS[request.endpoint](request)
+    if has_media(chat.messages) or request.get("truncate_prompt_tokens") is not None:
+        return None, []
+    question = {
+        "messages": chat.messages,
+        "tools": chat.tools,
+        "chat_template_kwargs": chat.variables,
+        "add_generation_prompt": chat.add_generation_prompt,
+        "continue_final_message": chat.continue_final_message,
+        "add_special_tokens": chat.add_special_tokens,
+    }
+    return {name: value for name, value in question.items() if value is not None}, chat.doubts
