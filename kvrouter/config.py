@@ -145,8 +145,14 @@ class TimeoutConfig(_Section, frozen=True, kw_only=True):
     """From sending the request to the head of the response: a unary answer can take this long."""
     idle_s: PositiveFloat = 900.0
     """Between two pieces of a response."""
+    head_s: PositiveFloat = 30.0
+    """For a client to send the head of a request, once it has connected or begun."""
     body_s: PositiveFloat = 120.0
     """For the client to send its body."""
+    keep_alive_s: PositiveFloat = 75.0
+    """For a client's connection to stay open between requests."""
+    stall_s: PositiveFloat = 300.0
+    """For a client that reads nothing of its response."""
     shutdown_s: NonNegativeFloat = 30.0
     """For running requests to finish when the router stops."""
 
@@ -237,6 +243,8 @@ class LimitConfig(_Section, frozen=True, kw_only=True):
 
     max_body_bytes: PositiveInt = 67_108_864 + 1_048_576
     """A little over 64 MiB."""
+    max_head_bytes: Annotated[int, Meta(ge=1024)] = 65_536
+    max_headers: PositiveInt = 128
     max_active_requests: PositiveInt = 8192
     extra_paths: list[Annotated[str, Meta(pattern=r"^/")]] = []
     """More engine paths that clients may POST to."""

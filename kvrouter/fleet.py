@@ -12,8 +12,7 @@ the event loop, which is the only writer.
 import logging
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from events import EventBatch, WorkerRank
 from events.stream import ResyncReason, StreamState
@@ -32,8 +31,7 @@ from kvrouter.workers import Worker, WorkerFacts
 log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True, frozen=True)
-class Route:
+class Route(NamedTuple):
     """Where requests for one model name go. `lora` is the adapter's name, if it is one."""
 
     pool: Pool
@@ -128,8 +126,9 @@ class Fleet:
                 return Route(next(iter(self.pools.values())), next(iter(self.pools)))
             raise RequestError(Fault.BAD_REQUEST, "several models are served here: name one")
         for pool in self.pools.values():
-            if pool.knows(model):
-                return Route(pool, model, pool.lora_of(model))
+            worker = pool.worker_with(model)
+            if worker is not None:
+                return Route(pool, model, worker.names[model])
         raise RequestError(Fault.NO_SUCH_MODEL, f"the model {model!r} does not exist")
 
     def route_to(self, worker: str) -> Route:

@@ -1,15 +1,12 @@
-"""What is counted while requests pass: Prometheus counters and histograms.
+"""What is counted while requests pass.
 
 Labels are closed sets: known paths, configured workers, enums. A model name or anything else that
 a client can choose is never a label.
 """
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from prometheus_client import CollectorRegistry
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
-
+from kvrouter.counts import CountsCollector, Distribution, Tally
 from kvrouter.http.attempt import Attempt
 from kvrouter.openai.errors import Fault
 from kvrouter.policy import Decision
@@ -20,115 +17,98 @@ _DECISION_BUCKETS_S = (5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-
 _LAG_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
 
 
-class Observed:
-    """How one request is going."""
-
-    __slots__ = ("fault",)
-
-    def __init__(self) -> None:
-        self.fault: Fault | None = None
-        """The router's own error, if that is the response."""
-
-
 class Metrics:
     """The router's own counts."""
 
     def __init__(self) -> None:
-        # They double the series and nobody reads them.
-        disable_created_metrics()  # type: ignore[no-untyped-call]  # the library has no types here
         self.registry = CollectorRegistry()
-        self._requests = Counter(
+        self._requests = Tally(
             "kvrouter_requests",
             "Requests of clients, by the router's own verdict (engines' answers: attempts)",
             ["path", "fault"],
-            registry=self.registry,
         )
-        self._duration = Histogram(
+        self._duration = Distribution(
             "kvrouter_request_duration_seconds",
             "From the head of a request to the end of its response",
+            _LATENCY_BUCKETS_S,
             ["path"],
-            buckets=_LATENCY_BUCKETS_S,
-            registry=self.registry,
         )
-        self._attempts = Counter(
+        self._attempts = Tally(
             "kvrouter_attempts",
             "Requests sent to workers, by how they ended",
             ["worker", "outcome"],
-            registry=self.registry,
         )
-        self._first_byte = Histogram(
+        self._first_byte = Distribution(
             "kvrouter_time_to_first_byte_seconds",
             "From a decision to the first byte of the engine's answer",
+            _LATENCY_BUCKETS_S,
             ["worker"],
-            buckets=_LATENCY_BUCKETS_S,
-            registry=self.registry,
         )
-        self._retries = Counter(
-            "kvrouter_retries", "Attempts on another worker", registry=self.registry
-        )
-        self._decision = Histogram(
+        self._retries = Tally("kvrouter_retries", "Attempts on another worker")
+        self._decision = Distribution(
             "kvrouter_decision_seconds",
             "Time to rate all candidates, choose one and book",
-            buckets=_DECISION_BUCKETS_S,
-            registry=self.registry,
+            _DECISION_BUCKETS_S,
         )
-        self._prompts = Counter(
+        self._prompts = Tally(
             "kvrouter_prompts",
             "Placed prompts, by how far the router's tokens can be trusted",
             ["fidelity"],
-            registry=self.registry,
         )
-        self._prompt_tokens = Counter(
-            "kvrouter_prompt_tokens", "Tokens of placed prompts", registry=self.registry
-        )
-        self._overlap_tokens = Counter(
+        self._prompt_tokens = Tally("kvrouter_prompt_tokens", "Tokens of placed prompts")
+        self._overlap_tokens = Tally(
             "kvrouter_overlap_tokens",
             "Tokens of placed prompts that the chosen rank was expected to hold",
-            registry=self.registry,
         )
-        self._sent_as_ids = Counter(
+        self._sent_as_ids = Tally(
             "kvrouter_prompts_sent_as_ids",
             "Prompts whose engine got token ids in place of the text",
-            registry=self.registry,
         )
-        self.loop_lag = Histogram(
-            "kvrouter_loop_lag_seconds",
-            "How late the event loop ran a timer",
-            buckets=_LAG_BUCKETS_S,
-            registry=self.registry,
+        self.loop_lag = Distribution(
+            "kvrouter_loop_lag_seconds", "How late the event loop ran a timer", _LAG_BUCKETS_S
+        )
+        self.registry.register(
+            CountsCollector(
+                [
+                    self._requests,
+                    self._duration,
+                    self._attempts,
+                    self._first_byte,
+                    self._retries,
+                    self._decision,
+                    self._prompts,
+                    self._prompt_tokens,
+                    self._overlap_tokens,
+                    self._sent_as_ids,
+                    self.loop_lag,
+                ]
+            )
         )
 
-    @contextmanager
-    def request(self, path: str) -> Iterator[Observed]:
-        """Count a request of a client from here to the end of the block."""
-        started_at = time.perf_counter()
-        observed = Observed()
-        try:
-            yield observed
-        finally:
-            fault = "none" if observed.fault is None else observed.fault.name.lower()
-            self._requests.labels(path, fault).inc()
-            self._duration.labels(path).observe(time.perf_counter() - started_at)
+    def request_ended(self, path: str, fault: Fault | None, seconds: float) -> None:
+        """A client's request is over; `fault` is the router's own error, if that was the answer."""
+        self._requests.add(1, path, "none" if fault is None else fault.label)
+        self._duration.observe(seconds, path)
 
     def decided(self, decision: Decision, prompt: Prompt, seconds: float) -> None:
         """A worker rank was chosen."""
         self._decision.observe(seconds)
-        self._prompts.labels(prompt.fidelity.value).inc()
-        self._prompt_tokens.inc(prompt.prompt_tokens)
+        self._prompts.add(1, prompt.fidelity)
+        self._prompt_tokens.add(prompt.prompt_tokens)
         chosen = decision.chosen
-        self._overlap_tokens.inc(chosen.held_blocks * chosen.block_size)
+        self._overlap_tokens.add(chosen.held_blocks * chosen.block_size)
 
     def attempt_ended(self, attempt: Attempt) -> None:
         """A request to a worker is over."""
-        self._attempts.labels(attempt.worker.name, attempt.outcome.value).inc()
+        worker = attempt.worker.name
+        self._attempts.add(1, worker, attempt.outcome)
         if attempt.first_byte_at is not None:
-            waited_s = attempt.first_byte_at - attempt.started_at
-            self._first_byte.labels(attempt.worker.name).observe(waited_s)
+            self._first_byte.observe(attempt.first_byte_at - attempt.started_at, worker)
 
     def ids_sent(self) -> None:
         """A prompt goes to its engine as token ids."""
-        self._sent_as_ids.inc()
+        self._sent_as_ids.add(1)
 
     def retried(self) -> None:
         """Another worker is tried."""
-        self._retries.inc()
+        self._retries.add(1)

@@ -64,15 +64,12 @@ class Pool:
             self.predicted.confirm(rank, applied.stored)
         return applied
 
-    def knows(self, model: str) -> bool:
-        """Whether a worker lists this name."""
-        return any(worker.serves(model) for worker in self.workers.values())
-
-    def lora_of(self, model: str) -> str | None:
-        """The adapter that a name stands for, None for the base model."""
-        return next(
-            (w.facts.lora_of(model) for w in self.workers.values() if w.serves(model)), None
-        )
+    def worker_with(self, model: str) -> Worker | None:
+        """A worker that lists this name."""
+        for worker in self.workers.values():
+            if model in worker.names:
+                return worker
+        return None
 
     def candidates(self, model: str, excluded: Collection[str], now: float) -> list[WorkerRank]:
         """The ranks that may get a request for one of this pool's names.
@@ -83,9 +80,9 @@ class Pool:
             worker
             for worker in self.workers.values()
             if worker.state is WorkerState.READY
+            and model in worker.names
             and worker.name not in excluded
             and worker.breaker.allows(now)
-            and worker.serves(model)
         ]
         rested = [worker for worker in willing if not worker.breaker.backs_off(now)]
         return [rank for worker in rested or willing for rank in worker.ranks]

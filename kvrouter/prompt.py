@@ -60,7 +60,7 @@ class Prompt:
 
     def hashes(self, block_size: int) -> bytes:
         """The hashes of all full blocks, `HASH_BYTES` each; computed once per block size."""
-        known = self._hashes.get(block_size)
+        known = self._hashes.get(block_size) if self.token_ids else b""
         if known is None:
             known = block_hashes(self.token_ids, block_size, self.namespace)
             self._hashes[block_size] = known

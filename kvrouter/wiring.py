@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import aiohttp
 import zmq.asyncio
@@ -82,36 +83,20 @@ async def running(config: Config) -> AsyncIterator[Router]:
     name = config.replicas.name or replica_name()
     link = nats_link(config, name)
     sharing = share(config, load, link, name)
-    fleet = _fleet(config, load, sharing)
-    metrics = Metrics()
-    owners = ResponseOwners()
-    budget = RetryBudget(config.retries.budget_ratio, config.retries.budget_reserve)
+    fleet = new_fleet(config, load, sharing)
     async with (
-        _tokenizer_pool(config) as tokenizers,
+        tokenizer_pool(config) as tokenizers,
         EngineClient(config.timeouts) as engines,
         aiohttp.ClientSession() as probes,
     ):
-        attempts = config.retries.max_attempts
-        exchange = Exchange(fleet, engines, owners, metrics, budget, max_attempts=attempts)
-        paths = PathTable(config.limits.extra_paths)
-        limit = config.limits.max_active_requests
-        door = FrontDoor(
-            fleet,
-            exchange,
-            tokenizers,
-            owners,
-            metrics,
-            paths,
-            max_active_requests=limit,
-            send_ids=config.tokenizer.send_ids,
-        )
+        door, metrics = plane(config, fleet, engines, tokenizers)
         metrics.registry.register(FleetCollector(fleet, tokenizers))
         metrics.registry.register(ReplicaCollector(sharing, link))
         explainer = Explainer(fleet, door.prompt)
         admin = Admin(fleet, metrics, explainer, partial(replicas, sharing, link))
         async with (
             admin_listening(admin, config.server) as admin_port,
-            listening(door, config) as port,
+            listening(door.handle, config) as port,
             _connected(link, sharing, fleet),
             _keeping(config, fleet, probes, link, name),
             _ticking(fleet, metrics),
@@ -119,7 +104,37 @@ async def running(config: Config) -> AsyncIterator[Router]:
             yield Router(fleet, door, metrics, tokenizers, sharing, link, port, admin_port)
 
 
-def _fleet(config: Config, load: Load, sharing: Sharing | None) -> Fleet:
+class Plane(NamedTuple):
+    """The data plane without its sockets."""
+
+    door: FrontDoor
+    metrics: Metrics
+
+
+def plane(config: Config, fleet: Fleet, engines: EngineClient, tokenizers: TokenizerPool) -> Plane:
+    """The parts that a request passes through."""
+    metrics = Metrics()
+    owners = ResponseOwners()
+    budget = RetryBudget(config.retries.budget_ratio, config.retries.budget_reserve)
+    attempts = config.retries.max_attempts
+    exchange = Exchange(fleet, engines, owners, metrics, budget, max_attempts=attempts)
+    paths = PathTable(config.limits.extra_paths)
+    limit = config.limits.max_active_requests
+    door = FrontDoor(
+        fleet,
+        exchange,
+        tokenizers,
+        owners,
+        metrics,
+        paths,
+        max_active_requests=limit,
+        send_ids=config.tokenizer.send_ids,
+    )
+    return Plane(door, metrics)
+
+
+def new_fleet(config: Config, load: Load, sharing: Sharing | None) -> Fleet:
+    """A fleet without workers."""
     rng = random.Random()
     policy = build_policy(config.policy)
     credit = TierCredit(cpu=config.policy.cpu_credit, disk=config.policy.disk_credit)
@@ -155,7 +170,8 @@ async def _connected(
 
 
 @asynccontextmanager
-async def _tokenizer_pool(config: Config) -> AsyncIterator[TokenizerPool]:
+async def tokenizer_pool(config: Config) -> AsyncIterator[TokenizerPool]:
+    """The threads that tokenize, while the context is open."""
     settings = config.tokenizer
     pool = TokenizerPool(
         PoolSettings(

@@ -98,9 +98,13 @@ class Worker:
         self.url = config.url.rstrip("/")
         self.breaker = Breaker(breaker)
         self.state = WorkerState.JOINING
-        self.facts = WorkerFacts()
         self.problem = ""
         """Why it is not ready, in words."""
+        self.ranks: tuple[WorkerRank, ...] = ()
+        """What requests can be routed to on this worker."""
+        self.names: dict[str, str | None] = {}
+        """The models that it lists, each with the LoRA name that it stands for."""
+        self.facts = WorkerFacts()
 
     def happened(self, event: WorkerEvent) -> bool:
         """Move along the table; True if the state changed."""
@@ -109,13 +113,19 @@ class Worker:
         return self.state is not before
 
     @property
-    def ranks(self) -> list[WorkerRank]:
-        """What requests can be routed to on this worker."""
-        return [WorkerRank(self.name, dp_rank) for dp_rank in sorted(self.facts.events)]
+    def facts(self) -> WorkerFacts:
+        """What it said of itself."""
+        return self._facts
+
+    @facts.setter
+    def facts(self, facts: WorkerFacts) -> None:
+        self._facts = facts
+        self.ranks = tuple(WorkerRank(self.name, dp_rank) for dp_rank in sorted(facts.events))
+        self.names = {model.id: facts.lora_of(model.id) for model in facts.models}
 
     def serves(self, model: str) -> bool:
         """Whether the worker lists this model or adapter."""
-        return any(entry.id == model for entry in self.facts.models)
+        return model in self.names
 
     def __repr__(self) -> str:
         return f"<Worker {self.name} {self.state} breaker {self.breaker.state}>"

@@ -9,7 +9,6 @@ from types import TracebackType
 from typing import Self
 
 from kvrouter.breaker import Answer
-from kvrouter.http.client import ClientGone
 from kvrouter.http.engine import EngineError, EngineFailure
 from kvrouter.load import Outcome
 from kvrouter.openai.errors import RequestError
@@ -48,7 +47,7 @@ class Attempt:
         traceback: TracebackType | None,
     ) -> None:
         now = self._clock()
-        if isinstance(error, Exception) and not isinstance(error, ClientGone | RequestError):
+        if isinstance(error, Exception) and not isinstance(error, RequestError):
             self.outcome = Outcome.INTERNAL_ERROR
         if not self._breaker_told:
             self.worker.breaker.abandoned(now)

@@ -1,133 +1,224 @@
 """The client side: one request of a client, and the response that is written to it."""
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Protocol
 
-import aiohttp
-from aiohttp import web
-
 from kvrouter.http.headers import Headers
+from kvrouter.http.request_reader import Incoming
+from kvrouter.http.response_head import response_head
 from kvrouter.openai.errors import Fault, RequestError
 
 
-class ClientGone(Exception):  # noqa: N818  # it is the client's right, no error
-    """The client closed its connection."""
+class Throttled(Protocol):
+    """Where the pieces of a response come from."""
+
+    def pause(self) -> None:
+        """Send no more for now: the client reads too slowly."""
+
+    def resume(self) -> None:
+        """Go on."""
 
 
 class Client(Protocol):
-    """What the life of a request needs of the client's connection."""
+    """What the life of a request needs of the client's connection.
+
+    Writing never waits. What comes faster than the client reads is held back at its source.
+    """
 
     method: str
     path: str
     target: str
     """Path and query as the client sent them."""
     headers: Headers
+    fields: Mapping[str, str]
+    """The first value of each header."""
     begun: bool
     """Whether the head of a response was sent."""
 
     async def body(self) -> bytes:
-        """The whole body. Raises RequestError when it is too large or too slow."""
+        """The whole body, once. Raises RequestError when it is too large, too slow or no HTTP."""
 
-    async def begin(self, status: int, headers: Headers) -> None:
-        """Send the head of the response."""
+    def begin(self, status: int, headers: Headers, length: int | None) -> None:
+        """Begin the response; `length` is that of its body in bytes, where it is known."""
 
-    async def write(self, data: bytes) -> None:
-        """Send a piece of the response's body; waits while the client reads too slowly.
+    def throttle(self, source: Throttled | None) -> None:
+        """Whom to pause while the client reads too slowly."""
 
-        Like `begin` and `end` it raises ClientGone when nobody is there to read.
-        """
+    def write(self, data: bytes) -> None:
+        """Send a piece of the response's body."""
 
-    async def end(self) -> None:
+    def end(self) -> None:
         """The response is whole."""
 
     def abort(self) -> None:
         """Close the connection, so that the client sees that its response is not whole."""
 
 
-class AiohttpClient:
-    """A client of the aiohttp server."""
+class Wire(Protocol):
+    """What a request needs of the connection that it came on."""
 
-    def __init__(self, request: web.BaseRequest, *, body_s: float, max_body_bytes: int) -> None:
-        self._request = request
-        self._response: web.StreamResponse | None = None
-        self._body_s = body_s
-        self._max_body_bytes = max_body_bytes
-        self.method = request.method
-        self.path = request.path
-        self.target = request.raw_path
-        self.headers: Headers = list(request.headers.items())
+    closing: bool
+    """Whether this response is the last one."""
+    full: bool
+    """Whether the client reads too slowly."""
+
+    def send(self, data: bytes) -> None:
+        """Write bytes; those for a client that is gone are dropped."""
+
+    def cut(self) -> None:
+        """Close the connection after what was written."""
+
+
+class WireClient:
+    """A request on a connection of the front door, with its response."""
+
+    __slots__ = (
+        "_arrived",
+        "_body_s",
+        "_chunked",
+        "_head",
+        "_incoming",
+        "_silent",
+        "_source",
+        "_wire",
+        "begun",
+        "ended",
+        "fields",
+        "headers",
+        "last",
+        "method",
+        "path",
+        "target",
+    )
+
+    def __init__(self, incoming: Incoming, wire: Wire, *, body_s: float) -> None:
+        self.method = incoming.method
+        self.path = incoming.path
+        self.target = incoming.target
+        self.headers = incoming.headers
+        self.fields: Mapping[str, str] = incoming.fields
         self.begun = False
+        self.ended = False
+        """Whether the response is whole."""
+        self.last = False
+        """Whether the connection ends with this response, as its head says."""
+        self._incoming = incoming
+        self._wire = wire
+        self._body_s = body_s
+        self._arrived: asyncio.Future[None] | None = None
+        self._source: Throttled | None = None
+        self._head = b""
+        self._chunked = False
+        self._silent = incoming.method == "HEAD"
+
+    # The request.
 
     async def body(self) -> bytes:
-        """The whole body. Raises RequestError when it is too large or too slow."""
+        """The whole body, once. Raises RequestError when it is too large, too slow or no HTTP."""
+        incoming = self._incoming
+        if incoming.failure is None and not incoming.complete:
+            await self._wait_for_body()
+        if incoming.failure is not None:
+            raise incoming.failure
+        return incoming.take_body()
+
+    async def _wait_for_body(self) -> None:
+        incoming = self._incoming
+        if incoming.expects_continue and not incoming.body_bytes:
+            self._wire.send(b"HTTP/1.1 100 Continue\r\n\r\n")
+        self._arrived = asyncio.get_running_loop().create_future()
         try:
-            with _client_errors():
-                async with asyncio.timeout(self._body_s):
-                    return await self._read_body()
+            async with asyncio.timeout(self._body_s):
+                await self._arrived
         except TimeoutError as error:
             message = f"the body did not arrive within {self._body_s:g} s"
             raise RequestError(Fault.BODY_TIMEOUT, message) from error
+        finally:
+            self._arrived = None
 
-    async def _read_body(self) -> bytes:
-        limit = self._max_body_bytes
-        if (self._request.content_length or 0) > limit:
-            raise RequestError(Fault.BODY_TOO_LARGE, f"the body is larger than {limit} bytes")
-        pieces = bytearray()
-        while piece := await self._request.content.readany():
-            pieces += piece
-            if len(pieces) > limit:
-                raise RequestError(Fault.BODY_TOO_LARGE, f"the body is larger than {limit} bytes")
-        return bytes(pieces)
+    def more_arrived(self) -> None:
+        """More of the request may be there."""
+        incoming = self._incoming
+        arrived = self._arrived
+        if arrived is not None and (incoming.complete or incoming.failure is not None):
+            self._arrived = None
+            if not arrived.done():
+                arrived.set_result(None)
 
-    async def begin(self, status: int, headers: Headers) -> None:
-        """Send the head of the response."""
-        response = web.StreamResponse(status=status)
-        for name, value in headers:
-            response.headers.add(name, value)
-        self._response = response
+    # The response.
+
+    def begin(self, status: int, headers: Headers, length: int | None) -> None:
+        """Begin the response; the head is sent with the first piece of the body."""
+        incoming = self._incoming
+        if status in _BODILESS:
+            self._silent = True
+            length = length if status == _NOT_MODIFIED else None
+        elif length is None:
+            self._chunked = not incoming.http_1_0
+            incoming.keep_alive = incoming.keep_alive and self._chunked
         self.begun = True
-        with _client_errors():
-            await response.prepare(self._request)
+        self.last = self._wire.closing or not incoming.keep_alive or not incoming.complete
+        self._head = response_head(
+            status,
+            headers,
+            length=length,
+            chunked=self._chunked,
+            last=self.last,
+            http_1_0=incoming.http_1_0,
+        )
 
-    async def write(self, data: bytes) -> None:
-        """Send a piece of the response's body; waits while the client reads too slowly."""
-        if self._response is None:
-            raise RuntimeError("begin() comes before write()")
-        with _client_errors():
-            await self._response.write(data)
+    def throttle(self, source: Throttled | None) -> None:
+        """Whom to pause while the client reads too slowly."""
+        self._source = source
+        if source is not None and self._wire.full:
+            source.pause()
 
-    async def end(self) -> None:
+    def write(self, data: bytes) -> None:
+        """Send a piece of the response's body."""
+        if self._silent or not data:
+            return
+        if self._chunked:
+            data = b"%x\r\n%b\r\n" % (len(data), data)
+        if self._head:
+            data, self._head = self._head + data, b""
+        self._wire.send(data)
+
+    def end(self) -> None:
         """The response is whole."""
-        if self._response is not None:
-            with _client_errors():
-                await self._response.write_eof()
+        rest, self._head = self._head, b""
+        if self._chunked and not self._silent:
+            rest += b"0\r\n\r\n"
+        if rest:
+            self._wire.send(rest)
+        self._source = None
+        self.ended = True
 
     def abort(self) -> None:
         """Close the connection, so that the client sees that its response is not whole."""
-        if self._request.transport is not None:
-            self._request.transport.close()
+        self._source = None
+        self._wire.cut()
 
-    @property
-    def response(self) -> web.StreamResponse:
-        """What aiohttp wants its handler to return."""
-        if self._response is None:
-            raise RuntimeError("the request got no response")
-        return self._response
+    # The connection says how fast the client reads.
 
+    def became_full(self) -> None:
+        """The client reads too slowly."""
+        if self._source is not None:
+            self._source.pause()
 
-@contextmanager
-def _client_errors() -> Iterator[None]:
-    try:
-        yield
-    except (ConnectionError, aiohttp.ClientConnectionError, aiohttp.ClientPayloadError) as error:
-        raise ClientGone(str(error)) from error
+    def has_room(self) -> None:
+        """The client has caught up."""
+        if self._source is not None:
+            self._source.resume()
 
 
-async def send_whole(client: Client, status: int, headers: Headers, body: bytes) -> None:
+_BODILESS = (204, 304)
+_NOT_MODIFIED = 304
+
+
+def send_whole(client: Client, status: int, headers: Headers, body: bytes) -> None:
     """Send a response that is already there."""
-    await client.begin(status, [*headers, ("Content-Length", str(len(body)))])
-    if body and client.method != "HEAD":
-        await client.write(body)
-    await client.end()
+    client.begin(status, headers, len(body))
+    if body:
+        client.write(body)
+    client.end()

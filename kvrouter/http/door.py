@@ -4,17 +4,17 @@ Finds out what a request wants, turns it into a job for the exchange, and turns 
 a response in OpenAI's form.
 """
 
-import asyncio
 import logging
-import uuid
+import time
 from collections.abc import Collection
+from random import getrandbits
 from typing import Any
 
 import msgspec
 
 from kvrouter.fleet import Fleet, Route
 from kvrouter.http import headers as hdr
-from kvrouter.http.client import Client, ClientGone, send_whole
+from kvrouter.http.client import Client, send_whole
 from kvrouter.http.exchange import Exchange, Job
 from kvrouter.metrics import Metrics
 from kvrouter.openai.body import BadBody, Endpoint, RequestBody, parse_body
@@ -24,7 +24,7 @@ from kvrouter.openai.prompt_ids import may_send_ids, with_prompt_ids
 from kvrouter.openai.rewrite import without_report_mode
 from kvrouter.prompt import Fidelity, Prompt
 from kvrouter.sticky import ResponseOwners
-from kvrouter.tokenize import TokenizerPool
+from kvrouter.tokenize import TokenizerPool, blind
 
 log = logging.getLogger(__name__)
 
@@ -63,24 +63,21 @@ class FrontDoor:
     async def handle(self, client: Client) -> None:
         """Serve one request; returns when the response is whole or the connection is cut."""
         self.active_requests += 1
+        started_at = time.perf_counter()
         label = self._paths.label(client.path)
+        fault: Fault | None = None
         try:
-            with self._metrics.request(label) as observed:
-                try:
-                    await self._serve(client, label)
-                except RequestError as error:
-                    observed.fault = error.fault
-                    await _answer_error(client, error)
-        except ClientGone:
-            client.abort()
-        except asyncio.CancelledError:
-            raise
+            await self._serve(client, label)
+        except RequestError as error:
+            fault = error.fault
+            _answer_error(client, error)
         except Exception:
             log.exception("request to %s failed inside the router", label)
-            failed = RequestError(Fault.INTERNAL, "the router failed; see its log")
-            await _answer_error(client, failed)
+            fault = Fault.INTERNAL
+            _answer_error(client, RequestError(fault, "the router failed; see its log"))
         finally:
             self.active_requests -= 1
+            self._metrics.request_ended(label, fault, time.perf_counter() - started_at)
 
     async def _serve(self, client: Client, label: str) -> None:
         path = self._paths.find(client.method, client.path)
@@ -88,9 +85,9 @@ class FrontDoor:
             message = f"{client.method} {client.path} is not served here"
             raise RequestError(Fault.NO_SUCH_PATH, message)
         if path.handling is Handling.HEALTH:
-            await send_whole(client, 200, [], b"")
+            send_whole(client, 200, [], b"")
         elif path.handling is Handling.MODELS:
-            await _send_json(client, self._fleet.models())
+            _send_json(client, self._fleet.models())
         else:
             if self.active_requests > self._max_active:
                 message = f"more than {self._max_active} requests are active"
@@ -118,8 +115,11 @@ class FrontDoor:
 
     async def prompt(self, route: Route, fields: RequestBody) -> Prompt:
         """The prompt of a request as its pool's engines see it."""
+        tokenizer = route.pool.tokenizer
+        if tokenizer is None:
+            return blind(fields, "no tokenizer for the model")
         return await self._tokenizers.prompt(
-            route.pool.tokenizer,
+            tokenizer,
             fields,
             namespace=route.namespace(fields.cache_salt),
             block_sizes=route.pool.block_sizes(),
@@ -154,10 +154,9 @@ def _new_job(
     client: Client, route: Route, prompt: Prompt, body: bytes, label: str, pinned: str | None
 ) -> Job:
     headers = hdr.to_engine(client.headers)
-    asked = {name.lower(): value for name, value in client.headers}
-    request_id = asked.get(hdr.REQUEST_ID)
+    request_id = client.fields.get(hdr.REQUEST_ID)
     if not request_id:
-        request_id = uuid.uuid4().hex
+        request_id = f"{getrandbits(128):032x}"
         headers.append((hdr.REQUEST_ID, request_id))
     return Job(
         route=route,
@@ -168,7 +167,7 @@ def _new_job(
         body=body,
         path=label,
         request_id=request_id,
-        explain=hdr.EXPLAIN in asked,
+        explain=hdr.EXPLAIN in client.fields,
         pinned=pinned,
     )
 
@@ -190,17 +189,12 @@ def _read_body(endpoint: Endpoint | None, body: bytes) -> RequestBody | None:
         raise RequestError(Fault.BAD_REQUEST, str(error)) from error
 
 
-async def _send_json(client: Client, value: Any) -> None:
-    await send_whole(
-        client, 200, [("Content-Type", "application/json")], msgspec.json.encode(value)
-    )
+def _send_json(client: Client, value: Any) -> None:
+    send_whole(client, 200, [("Content-Type", "application/json")], msgspec.json.encode(value))
 
 
-async def _answer_error(client: Client, error: RequestError) -> None:
+def _answer_error(client: Client, error: RequestError) -> None:
     if client.begun:
         client.abort()
-        return
-    try:
-        await send_whole(client, error.fault.status, list(error.headers().items()), error.body())
-    except ClientGone:
-        client.abort()
+    else:
+        send_whole(client, error.fault.status, list(error.headers().items()), error.body())

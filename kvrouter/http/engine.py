@@ -1,56 +1,40 @@
 """The engine side: one request to a worker and its response, piece by piece.
 
-All errors of the HTTP library end here, as an `EngineError` that says what happened, because what
-happened decides whether another worker may be tried.
+Connections are kept and used again, last in first out. One that an engine closed meanwhile is
+noticed at once or, where the close crosses the request, by a loss before anything of the response
+came: then the request is sent again on a new connection, and nobody is any the wiser.
 """
 
 import asyncio
 import errno
-import io
 from dataclasses import dataclass
-from enum import Enum, auto
-from types import SimpleNamespace, TracebackType
+from types import TracebackType
 from typing import Self
-
-import aiohttp
-from yarl import URL
+from urllib.parse import urlsplit
 
 from kvrouter.config import TimeoutConfig
+from kvrouter.http.engine_connection import (
+    EngineConnection,
+    EngineError,
+    EngineFailure,
+    Progress,
+    Take,
+)
 from kvrouter.http.headers import Headers
+
+__all__ = ["EngineClient", "EngineError", "EngineFailure", "EngineRequest", "EngineResponse"]
 
 POOL_KEEPALIVE_S = 4.0
 """Shorter than the 5 s after which vLLM's server closes an idle connection."""
 
-LARGE_BODY_BYTES = 256 * 1024
 
-
-class EngineFailure(Enum):
-    """What became of a request that has no (whole) response."""
-
-    UNREACHABLE = auto()
-    """No connection: the engine has not seen the request."""
-    LOST = auto()
-    """The connection broke, or the response was no HTTP."""
-    TIMED_OUT = auto()
-    """Nothing came in time."""
-    NO_DESCRIPTORS = auto()
-    """This process may open no more files: not the worker's fault."""
-
-
-class EngineError(Exception):
-    """A request to a worker failed."""
-
-    def __init__(self, failure: EngineFailure, message: str) -> None:
-        super().__init__(message)
-        self.failure = failure
-
-
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class EngineRequest:
-    """What goes to a worker; `url` is whole and already encoded."""
+    """What goes to a worker at `url` (its base); `target` is already encoded."""
 
     method: str
     url: str
+    target: str
     headers: Headers
     body: bytes
 
@@ -58,36 +42,72 @@ class EngineRequest:
 class EngineResponse:
     """The response of a worker. `close()` must be called; before the end it aborts the request."""
 
-    def __init__(self, response: aiohttp.ClientResponse, timeouts: TimeoutConfig) -> None:
-        self._response = response
-        self._patience_s = timeouts.first_byte_s  # an engine may send the head at once
-        self._idle_s = timeouts.idle_s
-        self.status = response.status
-        self.headers: Headers = list(response.headers.items())
+    __slots__ = (
+        "_connection",
+        "_fields",
+        "_host",
+        "_idle_s",
+        "content_length",
+        "headers",
+        "status",
+    )
+
+    def __init__(self, connection: EngineConnection, host: "Host", idle_s: float) -> None:
+        reader = connection.reader
+        self.status = reader.status
+        self.headers = reader.headers
+        self.content_length = reader.content_length
+        self._fields = reader.fields
+        self._connection: EngineConnection | None = connection
+        self._host = host
+        self._idle_s = idle_s
 
     def header(self, name: str) -> str | None:
-        """The first value of a header."""
-        return self._response.headers.get(name)
+        """The first value of a header; `name` in lower case."""
+        return self._fields.get(name)
 
     @property
     def is_event_stream(self) -> bool:
         """Whether the body is a stream of server-sent events."""
-        return self._response.headers.get("Content-Type", "").startswith("text/event-stream")
+        return self._fields.get("content-type", "").startswith("text/event-stream")
 
-    async def read(self) -> bytes:
-        """The next piece of the body, as it came; empty at its end. Raises EngineError."""
-        patience_s, self._patience_s = self._patience_s, self._idle_s
-        try:
-            async with asyncio.timeout(patience_s):
-                return await self._response.content.readany()
-        except TimeoutError as error:
-            raise EngineError(EngineFailure.TIMED_OUT, f"silent for {patience_s:g} s") from error
-        except (aiohttp.ClientError, OSError) as error:
-            raise EngineError(EngineFailure.LOST, _describe(error)) from error
+    async def first(self) -> bytes:
+        """What comes first of the body; empty where it has none. Raises EngineError."""
+        connection = self._open()
+        await connection.reach(Progress.BODY)
+        return connection.reader.take()
+
+    async def pass_on(self, take: Take) -> None:
+        """Call `take` with each further piece, as it comes; returns at the end.
+
+        Raises EngineError when the end does not come, and what `take` raises.
+        """
+        connection = self._open()
+        if connection.progress is not Progress.END:
+            connection.be_patient(self._idle_s)
+            connection.pass_on(take)
+        await connection.reach(Progress.END)
+
+    def pause(self) -> None:
+        """Let the engine wait."""
+        if self._connection is not None:
+            self._connection.pause()
+
+    def resume(self) -> None:
+        """Let it go on."""
+        if self._connection is not None:
+            self._connection.resume()
 
     def close(self) -> None:
         """Give the connection back if the response is at its end, else cut it."""
-        self._response.close() if not self._response.content.is_eof() else self._response.release()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            self._host.give_back(connection)
+
+    def _open(self) -> EngineConnection:
+        if self._connection is None:
+            raise RuntimeError("the response is closed")
+        return self._connection
 
 
 class EngineClient:
@@ -95,14 +115,9 @@ class EngineClient:
 
     def __init__(self, timeouts: TimeoutConfig) -> None:
         self._timeouts = timeouts
-        self._pooled: aiohttp.ClientSession | None = None
-        self._fresh: aiohttp.ClientSession | None = None
+        self._hosts: dict[str, Host] = {}
 
     async def __aenter__(self) -> Self:
-        self._pooled = self._session(
-            aiohttp.TCPConnector(limit=0, keepalive_timeout=POOL_KEEPALIVE_S)
-        )
-        self._fresh = self._session(aiohttp.TCPConnector(limit=0, force_close=True))
         return self
 
     async def __aexit__(
@@ -111,80 +126,111 @@ class EngineClient:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        for session in (self._pooled, self._fresh):
-            if session is not None:
-                await session.close()
+        for host in self._hosts.values():
+            host.close()
 
     async def send(self, request: EngineRequest) -> EngineResponse:
-        """Send a request; returns at the head of the response. Raises EngineError.
+        """Send a request and wait for the head of its response. Raises EngineError."""
+        host = self.host(request.url)
+        head = _head(request, host.name)
+        connection = host.rested()
+        if connection is not None:
+            try:
+                await self._start(connection, request, head)
+                return EngineResponse(connection, host, self._timeouts.idle_s)
+            except EngineError as error:
+                unseen = connection.progress is Progress.NOTHING
+                if error.failure is not EngineFailure.LOST or not unseen:
+                    raise
+        connection = await host.connect()
+        await self._start(connection, request, head)
+        return EngineResponse(connection, host, self._timeouts.idle_s)
 
-        A connection from the pool may have been closed by the engine just now. Nothing was
-        processed then, so the request goes out once more over a fresh connection.
-        """
-        if self._pooled is None or self._fresh is None:
-            raise RuntimeError("use EngineClient as a context manager")
-        trace = SimpleNamespace(reused=False)
+    def host(self, url: str) -> "Host":
+        """The connections to one worker."""
+        host = self._hosts.get(url)
+        if host is None:
+            host = self._hosts[url] = Host(url, self._timeouts.connect_s)
+        return host
+
+    async def _start(
+        self, connection: EngineConnection, request: EngineRequest, head: bytes
+    ) -> None:
+        """Send the request and wait for the head of the response."""
+        patience_s = self._timeouts.first_byte_s
+        bodiless = request.method == "HEAD"
         try:
-            return await self._send(self._pooled, request, trace)
-        except EngineError as error:
-            if error.failure is not EngineFailure.LOST or not trace.reused:
-                raise
-        return await self._send(self._fresh, request, trace)
+            connection.send(head, request.body, bodiless=bodiless, patience_s=patience_s)
+            await connection.reach(Progress.HEAD)
+        except BaseException:
+            connection.close()
+            raise
+        if connection.progress is not Progress.END:
+            connection.be_patient(patience_s)  # an engine may send the head at once
 
-    async def _send(
-        self, session: aiohttp.ClientSession, request: EngineRequest, trace: SimpleNamespace
-    ) -> EngineResponse:
+
+class Host:
+    """One worker's address, and the connections to it that rest."""
+
+    def __init__(self, url: str, connect_s: float) -> None:
+        parts = urlsplit(url)
+        self.name = parts.netloc
+        self._address = (parts.hostname or "", parts.port or 80)
+        self._connect_s = connect_s
+        self._resting: dict[EngineConnection, None] = {}
+
+    def rested(self) -> EngineConnection | None:
+        """A connection that can be used at once, if there is one."""
+        while self._resting:
+            connection, _ = self._resting.popitem()
+            if connection.reusable:
+                return connection
+        return None
+
+    async def connect(self) -> EngineConnection:
+        """A new connection. Raises EngineError."""
+        loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(self._timeouts.first_byte_s):
-                response = await session.request(
-                    request.method,
-                    URL(request.url, encoded=True),
-                    data=_payload(request.body),
-                    headers=request.headers,
-                    allow_redirects=False,
-                    trace_request_ctx=trace,
-                )
-        except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            raise EngineError(_failure(error), _describe(error)) from error
-        return EngineResponse(response, self._timeouts)
+            async with asyncio.timeout(self._connect_s):
+                _, connection = await loop.create_connection(self.new_connection, *self._address)
+        except TimeoutError as error:
+            message = f"no connection within {self._connect_s:g} s"
+            raise EngineError(EngineFailure.UNREACHABLE, message) from error
+        except OSError as error:
+            raise EngineError(_failure(error), str(error) or type(error).__name__) from error
+        return connection
 
-    def _session(self, connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
-        trace = aiohttp.TraceConfig()
-        trace.on_connection_reuseconn.append(_note_reuse)
-        return aiohttp.ClientSession(
-            connector=connector,
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._timeouts.connect_s),
-            auto_decompress=False,
-            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            trace_configs=[trace],
-        )
+    def give_back(self, connection: EngineConnection) -> None:
+        """An exchange is over: keep the connection if it is good for another."""
+        if connection.reusable:
+            connection.rest(POOL_KEEPALIVE_S)
+            self._resting[connection] = None
+        else:
+            connection.close()
 
+    def close(self) -> None:
+        """Close what rests."""
+        for connection in list(self._resting):
+            connection.close()
 
-async def _note_reuse(
-    session: aiohttp.ClientSession,
-    context: SimpleNamespace,
-    params: aiohttp.TraceConnectionReuseconnParams,
-) -> None:
-    del session, params
-    context.trace_request_ctx.reused = True
+    def new_connection(self) -> EngineConnection:
+        """A protocol for a connection that is about to be made."""
+        return EngineConnection(self._dropped)
+
+    def _dropped(self, connection: EngineConnection) -> None:
+        self._resting.pop(connection, None)
 
 
-def _payload(body: bytes) -> bytes | io.BytesIO | None:
-    """A large body is written in pieces, so that the event loop goes on meanwhile."""
-    return io.BytesIO(body) if len(body) > LARGE_BODY_BYTES else body or None
+def _head(request: EngineRequest, host: str) -> bytes:
+    lines = [f"{request.method} {request.target} HTTP/1.1\r\nHost: {host}"]
+    lines += [f"{name}: {value}" for name, value in request.headers]
+    if request.body or request.method == "POST":
+        lines.append(f"Content-Length: {len(request.body)}")
+    lines.append("\r\n")
+    return "\r\n".join(lines).encode("latin-1")
 
 
-def _failure(error: Exception) -> EngineFailure:
-    os_error = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
-    if isinstance(os_error, OSError) and os_error.errno in (errno.EMFILE, errno.ENFILE):
+def _failure(error: OSError) -> EngineFailure:
+    if error.errno in (errno.EMFILE, errno.ENFILE):
         return EngineFailure.NO_DESCRIPTORS
-    if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
-        return EngineFailure.UNREACHABLE
-    if isinstance(error, TimeoutError):
-        return EngineFailure.TIMED_OUT
-    return EngineFailure.LOST
-
-
-def _describe(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return EngineFailure.UNREACHABLE

@@ -7,8 +7,6 @@ retry budget; the bytes that go to the engines are the same each time.
 """
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from events import WorkerRank
@@ -77,23 +75,18 @@ class Exchange:
     async def run(self, client: Client, job: Job) -> None:
         """Get the client its response. Raises RequestError when there is none to pass on."""
         self._budget.earn()
-        while True:
-            with self._attempt(job) as attempt:
-                done = await self._try(client, job, attempt)
-            if done:
-                return
+        while not await self._attempt(client, job):
             self._metrics.retried()
 
-    @contextmanager
-    def _attempt(self, job: Job) -> Iterator[Attempt]:
-        """Decide and book, and settle when the block ends.
+    async def _attempt(self, client: Client, job: Job) -> bool:
+        """Decide and book, try, and settle; True when the client has its response.
 
         Raises RequestError when no worker can take the job.
         """
         attempt = Attempt(*self._place(job), time.monotonic)
         try:
             with attempt:
-                yield attempt
+                return await self._try(client, job, attempt)
         finally:
             self._metrics.attempt_ended(attempt)
             access.note(job.request_id, job.path, job.route.model, attempt, time.monotonic())
@@ -120,15 +113,15 @@ class Exchange:
         response: EngineResponse | None = None
         try:
             response = await self._engines.send(_engine_request(job, attempt))
-            attempt.answered(response.status, hdr.retry_after_s(response.header("Retry-After")))
+            attempt.answered(response.status, hdr.retry_after_s(response.header("retry-after")))
             if response.status in _RETRIED_STATUSES and self._may_retry(job):
                 return False
-            first = await response.read()
+            first = await response.first()
             await self._relay(client, job, attempt, response, first)
         except EngineError as error:
             attempt.failed(error)
             if client.begun:
-                await _break_off(client, response, error)
+                _break_off(client, response, error)
                 return True
             if error.failure in _RETRIED_FAILURES and self._may_retry(job):
                 return False
@@ -139,22 +132,29 @@ class Exchange:
         return True
 
     async def _relay(
-        self, client: Client, job: Job, attempt: Attempt, response: EngineResponse, data: bytes
+        self, client: Client, job: Job, attempt: Attempt, response: EngineResponse, first: bytes
     ) -> None:
+        """Pass the response on: each piece goes to the client at once, then it is looked at."""
         scan: Scan = SseScan() if response.is_event_stream else UnaryScan()
-        await client.begin(response.status, _client_headers(job, attempt, response))
-        while data:
+
+        def take(piece: bytes) -> None:
+            client.write(piece)
+            chunks = scan.feed(piece)
+            if chunks:
+                attempt.output(chunks)
+
+        headers = _client_headers(job, attempt, response)
+        client.begin(response.status, headers, response.content_length)
+        client.throttle(response)
+        if first:
             attempt.first_byte()
-            await client.write(data)
-            known_chunks = scan.output_chunks
-            scan.feed(data)
-            attempt.output(scan.output_chunks - known_chunks)
-            data = await response.read()
+            take(first)
+        await response.pass_on(take)
         scan.finish()
         if scan.response_id:
             self._owners.remember(scan.response_id, attempt.worker.name)
         attempt.relayed(failed=scan.failed, usage=scan.usage)
-        await client.end()
+        client.end()
 
     def _may_retry(self, job: Job) -> bool:
         """Whether another worker may be tried now; takes it from the budget."""
@@ -179,7 +179,7 @@ def _engine_request(job: Job, attempt: Attempt) -> EngineRequest:
     headers = job.headers
     if len(attempt.worker.ranks) > 1:
         headers = [*headers, (hdr.DP_RANK, str(attempt.placement.decision.winner.dp_rank))]
-    return EngineRequest(job.method, attempt.worker.url + job.target, headers, job.body)
+    return EngineRequest(job.method, attempt.worker.url, job.target, headers, job.body)
 
 
 def _client_headers(job: Job, attempt: Attempt, response: EngineResponse) -> hdr.Headers:
@@ -195,10 +195,10 @@ def _client_headers(job: Job, attempt: Attempt, response: EngineResponse) -> hdr
     return headers
 
 
-async def _break_off(client: Client, response: EngineResponse | None, error: EngineError) -> None:
+def _break_off(client: Client, response: EngineResponse | None, error: EngineError) -> None:
     """Tell a client in the middle of its response that the rest won't come."""
     if response is not None and response.is_event_stream:
-        await client.write(error_event(Fault.ENGINE_FAILED, f"the engine was lost: {error}"))
+        client.write(error_event(Fault.ENGINE_FAILED, f"the engine was lost: {error}"))
     client.abort()
 
 

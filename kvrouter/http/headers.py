@@ -1,4 +1,8 @@
-"""Which headers pass through the router, and which belong to one connection only. Pure."""
+"""Which headers pass through the router, and which belong to one connection only. Pure.
+
+Names are in lower case from the moment they are read: they mean the same in any case, and so does
+a proxy for HTTP/2.
+"""
 
 from collections.abc import Iterable
 
@@ -25,6 +29,9 @@ _REWRITTEN = frozenset(("host", "content-length", "expect", "accept-encoding"))
 `accept-encoding` because a compressed response could not be scanned.
 """
 
+_FRAMING = frozenset(("content-length",))
+"""Of a response: set anew for the client's connection."""
+
 EXPLAIN = "x-kvrouter-explain"
 WORKER = "x-kvrouter-worker"
 PREDICTED_CACHED_TOKENS = "x-kvrouter-predicted-cached-tokens"
@@ -34,24 +41,29 @@ DP_RANK = "x-data-parallel-rank"
 
 def to_engine(headers: Iterable[tuple[str, str]]) -> Headers:
     """The headers of a client's request that go on to the engine."""
-    return _end_to_end(headers, _REWRITTEN | {EXPLAIN, DP_RANK})
+    return _end_to_end(headers, _NOT_TO_ENGINE)
 
 
 def to_client(headers: Iterable[tuple[str, str]]) -> Headers:
-    """The headers of an engine's response that go on to the client; Content-Length stays."""
-    return _end_to_end(headers, frozenset())
+    """The headers of an engine's response that go on to the client."""
+    return _end_to_end(headers, _NOT_TO_CLIENT)
+
+
+_NOT_TO_ENGINE = _HOP_BY_HOP | _REWRITTEN | {EXPLAIN, DP_RANK}
+_NOT_TO_CLIENT = _HOP_BY_HOP | _FRAMING
 
 
 def _end_to_end(headers: Iterable[tuple[str, str]], dropped: frozenset[str]) -> Headers:
-    pairs = list(headers)
-    named_by_connection = {
-        token.strip().lower()
-        for name, value in pairs
-        if name.lower() == "connection"
-        for token in value.split(",")
-    }
-    dropped = dropped | _HOP_BY_HOP | named_by_connection
-    return [(name, value) for name, value in pairs if name.lower() not in dropped]
+    kept: Headers = []
+    named: set[str] = set()
+    for pair in headers:
+        if pair[0] not in dropped:
+            kept.append(pair)
+        elif pair[0] == "connection":
+            named.update(token.strip().lower() for token in pair[1].split(","))
+    if named - dropped:
+        return [pair for pair in kept if pair[0] not in named]
+    return kept
 
 
 def retry_after_s(value: str | None) -> float | None:

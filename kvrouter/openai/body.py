@@ -86,25 +86,11 @@ _ABSENT = object()
 class RequestBody:
     """One request body as far as the router reads it.
 
-    Large values are decoded when first asked for, so reading them belongs off the event loop for a
-    large body. Not for use by two threads at once.
+    Values are decoded when first asked for, so reading large ones belongs off the event loop. Not
+    for use by two threads at once.
     """
 
-    __slots__ = (
-        "_decoded",
-        "_fields",
-        "cache_salt",
-        "endpoint",
-        "has_report_mode",
-        "include_usage",
-        "max_tokens",
-        "model",
-        "n",
-        "previous_response_id",
-        "session_id",
-        "size",
-        "stream",
-    )
+    __slots__ = ("_decoded", "_fields", "endpoint", "size")
 
     def __init__(self, endpoint: Endpoint, fields: _Fields, size: int) -> None:
         self._fields = fields
@@ -112,30 +98,67 @@ class RequestBody:
         self.endpoint = endpoint
         self.size = size
         """Bytes of the body."""
-        self.model: str | None = self._text("model")
-        self.stream: bool = self.get("stream") is True
-        self.max_tokens: int | None = self._max_tokens()
-        """The most output tokens that the client wants, by whichever name it says so."""
-        self.n: int = self._count("n") or 1
-        """How many choices are wanted per prompt."""
-        self.cache_salt: str | None = self._text("cache_salt")
-        self.session_id: str | None = self._text("session_id")
-        self.previous_response_id: str | None = self._text("previous_response_id")
-        self.include_usage: bool = self._mapping("stream_options").get("include_usage") is True
-        self.has_report_mode: bool = REPORT_MODE_XARG in self._mapping("vllm_xargs")
-        """Whether the engine is asked to announce its cache hits again."""
 
     def get(self, name: str) -> Any:
         """The decoded value of a field; None when it is absent, null or unreadable."""
+        raw = getattr(self._fields, name)
+        if raw is _NOTHING:
+            return None
         value = self._decoded.get(name, _ABSENT)
         if value is _ABSENT:
-            value = self._decoded[name] = _value(getattr(self._fields, name))
+            value = self._decoded[name] = _value(raw)
         return value
 
     def raw(self, name: str) -> bytes:
         """The JSON of a field as it came; empty when it is absent."""
         value = getattr(self._fields, name)
         return bytes(memoryview(value)) if isinstance(value, Raw) else json.dumps(value).encode()
+
+    @property
+    def model(self) -> str | None:
+        """The name of the model that is wanted."""
+        return self._text("model")
+
+    @property
+    def stream(self) -> bool:
+        """Whether the answer is to come as server-sent events."""
+        return self.get("stream") is True
+
+    @property
+    def max_tokens(self) -> int | None:
+        """The most output tokens that the client wants, by whichever name it says so."""
+        names = ("max_completion_tokens", "max_output_tokens", "max_tokens")
+        return next((count for count in map(self._count, names) if count), None)
+
+    @property
+    def n(self) -> int:
+        """How many choices are wanted per prompt."""
+        return self._count("n") or 1
+
+    @property
+    def cache_salt(self) -> str | None:
+        """What keeps its blocks apart from those of others."""
+        return self._text("cache_salt")
+
+    @property
+    def session_id(self) -> str | None:
+        """Which conversation it belongs to."""
+        return self._text("session_id")
+
+    @property
+    def previous_response_id(self) -> str | None:
+        """The stored response that it goes on from."""
+        return self._text("previous_response_id")
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream is to tell its usage at the end."""
+        return self._mapping("stream_options").get("include_usage") is True
+
+    @property
+    def has_report_mode(self) -> bool:
+        """Whether the engine is asked to announce its cache hits again."""
+        return REPORT_MODE_XARG in self._mapping("vllm_xargs")
 
     @property
     def messages(self) -> Any:
@@ -164,16 +187,14 @@ class RequestBody:
 
     def _text(self, name: str) -> str | None:
         value = self.get(name)
-        return without_surrogates(value) if isinstance(value, str) and value else None
+        if not isinstance(value, str) or not value:
+            return None
+        return value if value.isascii() else without_surrogates(value)
 
     def _count(self, name: str) -> int | None:
         value = self.get(name)
         usable = isinstance(value, int) and not isinstance(value, bool) and value > 0
         return value if usable else None
-
-    def _max_tokens(self) -> int | None:
-        names = ("max_completion_tokens", "max_output_tokens", "max_tokens")
-        return next((count for count in map(self._count, names) if count), None)
 
     def __repr__(self) -> str:
         return f"<RequestBody {self.endpoint} model={self.model!r} {self.size} bytes>"
@@ -200,8 +221,6 @@ def without_surrogates(text: str) -> str:
 def _value(raw: Any) -> Any:
     if not isinstance(raw, Raw):
         return raw  # from the lenient reader
-    if raw is _NOTHING:
-        return None
     try:
         return msgspec.json.decode(raw)
     except (msgspec.MsgspecError, RecursionError):

@@ -16,8 +16,13 @@ class Fault(Enum):
     NO_SUCH_MODEL = (404, "invalid_request_error", "model_not_found")
     NO_SUCH_PATH = (404, "invalid_request_error", "unknown_path")
     NO_SUCH_RESPONSE = (404, "invalid_request_error", "response_not_found")
+    MALFORMED = (400, "invalid_request_error", "malformed_request")
+    HEAD_TIMEOUT = (408, "invalid_request_error", "request_timeout")
     BODY_TIMEOUT = (408, "invalid_request_error", "body_timeout")
     BODY_TOO_LARGE = (413, "invalid_request_error", "body_too_large")
+    HEAD_TOO_LARGE = (431, "invalid_request_error", "head_too_large")
+    TRANSFER_CODING = (501, "invalid_request_error", "unknown_transfer_coding")
+    HTTP_VERSION = (505, "invalid_request_error", "unknown_http_version")
     INTERNAL = (500, "server_error", "router_error")
     ENGINE_FAILED = (502, "server_error", "engine_failed")
     OVERLOADED = (503, "server_error", "overloaded")
@@ -28,6 +33,11 @@ class Fault(Enum):
     def status(self) -> int:
         """The HTTP status of the response."""
         return self.value[0]
+
+    @property
+    def label(self) -> str:
+        """How it is called in metrics."""
+        return self.name.lower()
 
 
 class RequestError(Exception):

@@ -37,8 +37,8 @@ class Scan(Protocol):
     """The answer came to its own end."""
     response_id: str | None
 
-    def feed(self, data: bytes) -> None:
-        """Take in the next bytes."""
+    def feed(self, data: bytes) -> int:
+        """Take in the next bytes; gives how many output chunks they completed."""
 
     def finish(self) -> None:
         """The response ended."""
@@ -127,13 +127,15 @@ class SseScan:
         self.response_id: str | None = None
         self._open_line = b""
 
-    def feed(self, data: bytes) -> None:
-        """Take in the next bytes of the stream."""
+    def feed(self, data: bytes) -> int:
+        """Take in the next bytes of the stream; gives how many output chunks they completed."""
+        known = self.output_chunks
         lines = (self._open_line + data).split(b"\n")
         self._open_line = lines.pop()[: MAX_LINE_BYTES + 1]
         for line in lines:
             if line.startswith(b"data:"):
                 self._read_data(line[5:].strip())
+        return self.output_chunks - known
 
     def finish(self) -> None:
         """The stream ended; a last line without a line break counts."""
@@ -189,20 +191,23 @@ class UnaryScan:
         self.failed = False
         self.complete = False
         self.response_id: str | None = None
-        self._body = bytearray()
+        self._pieces: list[bytes] = []
+        self._size = 0
 
-    def feed(self, data: bytes) -> None:
-        """Take in the next bytes of the body."""
-        if len(self._body) <= MAX_LINE_BYTES:
-            self._body += data
+    def feed(self, data: bytes) -> int:
+        """Take in the next bytes of the body; it has no chunks."""
+        self._size += len(data)
+        if self._size <= MAX_LINE_BYTES:
+            self._pieces.append(data)
+        else:
+            self._pieces.clear()
+        return 0
 
     def finish(self) -> None:
         """The body is whole."""
         self.complete = True
-        if len(self._body) > MAX_LINE_BYTES:
-            return
         try:
-            answer = _DECODE(self._body)
+            answer = _DECODE(b"".join(self._pieces))
         except msgspec.MsgspecError:
             return
         self.usage = answer.find_usage()

@@ -7,7 +7,7 @@ from kvrouter.tokenize.content_format import ContentFormat
 from kvrouter.tokenize.location import TokenizerError
 from kvrouter.tokenize.pool import PoolSettings, PoolStats, TokenizerPool
 from kvrouter.tokenize.remote import RemoteTokenizer
-from kvrouter.tokenize.tokenizer import ModelTokenizer
+from kvrouter.tokenize.tokenizer import ModelTokenizer, blind
 
 __all__ = [
     "BackendSettings",
@@ -20,4 +20,5 @@ __all__ = [
     "RemoteTokenizer",
     "TokenizerError",
     "TokenizerPool",
+    "blind",
 ]

@@ -56,4 +56,4 @@ def test_each_dp_rank_can_be_routed_to() -> None:
     """E17: an engine with two data-parallel ranks behind one address."""
     worker = new_worker()
     worker.facts = WorkerFacts(events={1: None, 0: None})
-    assert worker.ranks == [("gpu1:8000", 0), ("gpu1:8000", 1)]
+    assert worker.ranks == (("gpu1:8000", 0), ("gpu1:8000", 1))
