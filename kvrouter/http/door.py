@@ -4,6 +4,7 @@ Finds out what a request wants, turns it into a job for the exchange, and turns 
 a response in OpenAI's form.
 """
 
+import asyncio
 import logging
 import time
 from collections.abc import Collection
