@@ -74,7 +74,10 @@ class Pool:
     def candidates(self, model: str, excluded: Collection[str], now: float) -> list[WorkerRank]:
         """The ranks that may get a request for one of this pool's names.
 
-        Workers that asked for a pause (429, 503) are left out unless there are no others.
+        Workers that asked for a pause (429, 503) are left out unless there are no others. So are
+        those with an open breaker, at a first attempt: when all are open, trying one costs a
+        request that had no chance otherwise, and a few requests that make every engine fail must
+        not close the door to all.
         """
         willing = [
             worker
@@ -82,10 +85,12 @@ class Pool:
             if worker.state is WorkerState.READY
             and model in worker.names
             and worker.name not in excluded
-            and worker.breaker.allows(now)
         ]
-        rested = [worker for worker in willing if not worker.breaker.backs_off(now)]
-        return [rank for worker in rested or willing for rank in worker.ranks]
+        trusted = [worker for worker in willing if worker.breaker.allows(now)]
+        if not trusted and not excluded:
+            trusted = willing
+        rested = [worker for worker in trusted if not worker.breaker.backs_off(now)]
+        return [rank for worker in rested or trusted for rank in worker.ranks]
 
     def block_size_of(self, rank: WorkerRank) -> int:
         """The rank's block size in tokens: what its events say, else what it said on joining."""

@@ -1,9 +1,24 @@
 """What has to be true before anything of the router is imported."""
 
+import contextlib
 import importlib.util
+import resource
+import sys
 from pathlib import Path
 
 OWN_PACKAGES = ("events", "indexer")
+
+
+def raise_file_limit() -> int:
+    """Allow this process as many open files as it may have; returns how many.
+
+    Every request holds two sockets, and the usual soft limit of 1024 is soon reached.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):  # a hard limit above what the kernel allows
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if soft == resource.RLIM_INFINITY else soft
 
 
 class StartError(Exception):

@@ -11,10 +11,13 @@ from typing import Any, get_args
 import uvloop
 
 from kvrouter.config import Config, ConfigError, PolicyName, parse_config, read_toml
-from kvrouter.startup import StartError
+from kvrouter.startup import StartError, raise_file_limit
 from kvrouter.wiring import running
 
 log = logging.getLogger(__name__)
+
+FEW_FILES = 4096
+"""Enough for two thousand streams."""
 
 _EPILOG = """\
 Each worker needs:   vllm serve MODEL --enable-prompt-tokens-details --kv-events-config
@@ -85,6 +88,9 @@ def run(options: argparse.Namespace) -> int:
     logging.getLogger("kvrouter.access").setLevel(access_level)
     if not (config.workers or config.nats.discover):
         raise ConfigError("workers: give at least one --worker URL, or [[workers]] in --config")
+    files = raise_file_limit()
+    if files < FEW_FILES:
+        log.warning("only %d open files are allowed: raise the limit with ulimit -n", files)
     return uvloop.run(_serve(config))
 
 

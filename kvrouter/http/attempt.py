@@ -4,6 +4,7 @@ Whatever way it ends (answered, refused, the engine lost, the client gone, our o
 the context settles the lease and tells the worker's breaker, once.
 """
 
+import logging
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self
@@ -15,6 +16,8 @@ from kvrouter.openai.errors import RequestError
 from kvrouter.openai.scan import Usage
 from kvrouter.scheduler import Placement
 from kvrouter.workers import Worker
+
+log = logging.getLogger(__name__)
 
 BACKPRESSURE_STATUSES = (429, 503)
 FAILURE_STATUSES = (500, 502, 504)
@@ -97,4 +100,8 @@ class Attempt:
 
     def _tell_breaker(self, answer: Answer, retry_after_s: float | None = None) -> None:
         self._breaker_told = True
-        self.worker.breaker.record(answer, self._clock(), retry_after_s=retry_after_s)
+        breaker = self.worker.breaker
+        opened = breaker.opened_total
+        breaker.record(answer, self._clock(), retry_after_s=retry_after_s)
+        if breaker.opened_total > opened:
+            log.warning("worker %s: breaker open, its requests fail", self.worker.name)

@@ -28,6 +28,10 @@ from kvrouter.tokenize.messages import (
 from kvrouter.tokenize.responses import responses_chat
 from kvrouter.tokenize.template import ChatTemplate, TemplateError, TemplateRefusedError
 
+MAX_TEXT_CHARS = 4_000_000
+"""About a million tokens, more than any model takes. Encoding takes some 100 bytes a character, and
+a thread for seconds, which one client must not be able to ask for without limit."""
+
 _LOG = logging.getLogger(__name__)
 
 CHATS = {
@@ -228,6 +232,9 @@ class ModelTokenizer:
     def _encode(
         self, request: RequestBody, text: str, doubts: list[str], *, add_special_tokens: bool
     ) -> "array[int]":
+        if len(text) > MAX_TEXT_CHARS:
+            doubts.append(f"more than {MAX_TEXT_CHARS} characters: the first of them")
+            text = text[:MAX_TEXT_CHARS]
         clean = without_surrogates(text)
         if clean != text:
             doubts.append("a lone surrogate in the text")

@@ -4,6 +4,7 @@ import asyncio
 import json
 import signal
 import socket
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -32,7 +33,7 @@ async def serving(running: Command) -> tuple[str, str]:
     """The addresses of a router that has just started: clients, second port."""
     clients = (await running.line_with("clients: ")).split("clients: ")[1].strip()
     admin = (await running.line_with("second port: ")).split("second port: ")[1].strip()
-    await running.line_with("tokenizer loaded")
+    await running.line_with("prompts are encoded by")
     return clients, admin
 
 
@@ -170,3 +171,42 @@ async def test_the_demo_compares_two_policies() -> None:
     ]
     assert [row[0] for row in rows] == ["round_robin", "kv"]
     assert all(row[1].endswith("%") for row in rows)
+
+
+async def test_a_router_without_free_file_descriptors_goes_on_and_recovers() -> None:
+    """F12: more clients than this process may have files."""
+    limits = f"ulimit -n 64; exec {Path(sys.executable).parent / 'kvrouter'}"
+    async with (
+        engine() as server,
+        command(
+            "serve", "--worker", server.url, "--port", "0", "--admin-port", "0", shell=limits
+        ) as running,
+        aiohttp.ClientSession() as session,
+    ):
+        clients, _ = await serving(running)
+        port = int(clients.rsplit(":", 1)[1].split("/")[0])
+        idle = [await _try_to_connect(port) for _ in range(120)]
+        for writer in idle:
+            if writer is not None:
+                writer.close()
+        body = {"model": "tiny", "prompt": "hello", "max_tokens": 2}
+
+        async def served() -> bool:
+            try:
+                async with session.post(f"{clients}/completions", json=body) as response:
+                    return response.status == 200
+            except aiohttp.ClientError:
+                return False
+
+        await until(served, deadline_s=20)
+        assert any("only 64 open files" in line for line in running.lines)
+        assert await running.stop() == 0
+
+
+async def _try_to_connect(port: int) -> asyncio.StreamWriter | None:
+    try:
+        async with asyncio.timeout(0.5):
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+    except (TimeoutError, OSError):
+        return None
+    return writer

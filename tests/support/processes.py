@@ -42,11 +42,16 @@ class Command:
 
 
 @asynccontextmanager
-async def command(*arguments: str) -> AsyncIterator[Command]:
-    """Start `kvrouter ARGUMENTS`; it is killed when the context closes."""
+async def command(*arguments: str, shell: str | None = None) -> AsyncIterator[Command]:
+    """Start `kvrouter ARGUMENTS`; it is killed when the context closes.
+
+    `shell` is a line of bash that ends in the program and gets the arguments.
+    """
+    program = [str(Path(sys.executable).parent / "kvrouter"), *arguments]
+    if shell is not None:
+        program = ["bash", "-c", shell + ' "$@"', "bash", *arguments]
     process = await asyncio.create_subprocess_exec(
-        str(Path(sys.executable).parent / "kvrouter"),
-        *arguments,
+        *program,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,

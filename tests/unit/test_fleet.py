@@ -6,7 +6,8 @@ from support.prompts import prompt_of, unique_prompt
 
 from events import BlocksCleared, BlocksRemoved, BlocksStored, EventBatch, WorkerRank
 from events.stream import ResyncReason, StreamState
-from kvrouter.config import PredictionConfig
+from kvrouter.breaker import Answer
+from kvrouter.config import BreakerConfig, PredictionConfig
 from kvrouter.fleet import Fleet
 from kvrouter.load import Outcome
 from kvrouter.openai.errors import Fault, RequestError
@@ -214,3 +215,31 @@ def test_models_are_the_union_with_their_parents() -> None:
         ("lora-a", "m"),
         ("n", None),
     ]
+
+
+def test_an_open_breaker_is_a_reason_to_go_elsewhere_but_not_to_serve_nobody() -> None:
+    """A few requests that make every engine fail must not close the door to all others."""
+    fleet = new_fleet()
+    first, second = join(fleet, "a"), join(fleet, "b")
+    pool = fleet.pools["m"]
+
+    def open_breaker(name: str) -> None:
+        for _ in range(BreakerConfig().failures):
+            fleet.workers[name].breaker.record(Answer.FAILURE, 0.0)
+
+    open_breaker("a")
+    assert pool.candidates("m", (), 0.1) == [second]
+    assert pool.candidates("m", {"b"}, 0.1) == []
+    open_breaker("b")
+    assert pool.candidates("m", (), 0.1) == [first, second]
+
+
+def test_a_worker_that_asked_for_a_pause_gets_nothing_while_others_can_take_it() -> None:
+    """F8: 503 with Retry-After."""
+    fleet = new_fleet()
+    first, second = join(fleet, "a"), join(fleet, "b")
+    pool = fleet.pools["m"]
+    fleet.workers["a"].breaker.record(Answer.BACKPRESSURE, 0.0, retry_after_s=5.0)
+    assert pool.candidates("m", (), 4.9) == [second]
+    assert pool.candidates("m", {"b"}, 4.9) == [first]
+    assert pool.candidates("m", (), 5.0) == [first, second]
