@@ -183,7 +183,7 @@ async def test_a_router_is_killed_with_100_requests_in_flight(site: Site) -> Non
     flags += [f"--nats={url}" for url in urls]
     async with command("serve", "--port=0", "--admin-port=0", *flags) as other:
         url = (await other.line_with("clients: http")).split("clients: ")[1].strip()
-        await other.line_with("tokenizer loaded")
+        await other.line_with("prompts are encoded by")
         await made.together_with(1)
         body = {"model": "tiny", "messages": [{"role": "user", "content": "x " * 50}]}
         tasks = [

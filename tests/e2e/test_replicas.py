@@ -119,7 +119,7 @@ async def test_a_router_that_is_killed_is_forgotten_within_its_lease(server: Nat
         async with command("serve", *flags, *workers) as other:
             line = await other.line_with("clients: http")
             url = line.split("clients: ")[1].strip()
-            await other.line_with("tokenizer loaded")
+            await other.line_with("prompts are encoded by")
             tasks = [
                 asyncio.create_task(_ask(made, url, f"text {number} " * 30)) for number in range(20)
             ]
