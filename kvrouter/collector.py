@@ -14,7 +14,7 @@ from kvrouter.pool import Pool
 from kvrouter.proof import Verdict
 from kvrouter.rank_state import RankState
 from kvrouter.report import judge
-from kvrouter.tokenize import TokenizerPool
+from kvrouter.tokenize import EncodingThreads
 from kvrouter.workers import WorkerState
 
 _RankRow = tuple[WorkerRank, RankState, Pool]
@@ -23,7 +23,7 @@ _RankRow = tuple[WorkerRank, RankState, Pool]
 class FleetCollector(Collector):
     """Everything that is state rather than a count of passing requests."""
 
-    def __init__(self, fleet: Fleet, tokenizers: TokenizerPool) -> None:
+    def __init__(self, fleet: Fleet, tokenizers: EncodingThreads) -> None:
         self._fleet = fleet
         self._tokenizers = tokenizers
 

@@ -38,7 +38,6 @@ from kvrouter.http.exchange import Exchange
 from kvrouter.http.server import listening
 from kvrouter.listening import EventSource, Listeners
 from kvrouter.load import Load
-from kvrouter.loading import TokenizerLoader
 from kvrouter.metrics import Metrics
 from kvrouter.openai.paths import PathTable
 from kvrouter.policy import TierCredit, build_policy
@@ -48,7 +47,8 @@ from kvrouter.scheduler import Scheduler
 from kvrouter.sharing import Sharing, joint, nats_link, relayed_source, replica_name, share
 from kvrouter.sticky import ResponseOwners
 from kvrouter.supervision import background
-from kvrouter.tokenize import PoolSettings, TokenizerPool
+from kvrouter.tokenize import EncodingThreads, ThreadSettings
+from kvrouter.tokenizer_loading import TokenizerLoader
 from kvrouter.workers import Worker
 
 log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class Router:
     fleet: Fleet
     door: FrontDoor
     metrics: Metrics
-    tokenizers: TokenizerPool
+    tokenizers: EncodingThreads
     sharing: Sharing | None
     link: NatsLink | None
     port: int
@@ -85,7 +85,7 @@ async def running(config: Config) -> AsyncIterator[Router]:
     sharing = share(config, load, link, name)
     fleet = new_fleet(config, load, sharing)
     async with (
-        tokenizer_pool(config) as tokenizers,
+        encoding_threads(config) as tokenizers,
         EngineClient(config.timeouts) as engines,
         aiohttp.ClientSession() as probes,
     ):
@@ -111,7 +111,9 @@ class Plane(NamedTuple):
     metrics: Metrics
 
 
-def plane(config: Config, fleet: Fleet, engines: EngineClient, tokenizers: TokenizerPool) -> Plane:
+def plane(
+    config: Config, fleet: Fleet, engines: EngineClient, tokenizers: EncodingThreads
+) -> Plane:
     """The parts that a request passes through."""
     metrics = Metrics()
     owners = ResponseOwners()
@@ -170,11 +172,11 @@ async def _connected(
 
 
 @asynccontextmanager
-async def tokenizer_pool(config: Config) -> AsyncIterator[TokenizerPool]:
+async def encoding_threads(config: Config) -> AsyncIterator[EncodingThreads]:
     """The threads that tokenize, while the context is open."""
     settings = config.tokenizer
-    pool = TokenizerPool(
-        PoolSettings(
+    threads = EncodingThreads(
+        ThreadSettings(
             inline_bytes=settings.inline_bytes,
             threads=settings.threads,
             max_requests=settings.max_queued,
@@ -183,9 +185,9 @@ async def tokenizer_pool(config: Config) -> AsyncIterator[TokenizerPool]:
         )
     )
     try:
-        yield pool
+        yield threads
     finally:
-        pool.close()
+        threads.close()
 
 
 @asynccontextmanager

@@ -3,7 +3,7 @@
     python bench/micro/loop_lag.py [--tokenizer tests/data/tinymodel] [--rounds 5] [--seed 1]
 
 The loop sleeps 2 ms at a time, as if it served others, and notes how late it woke up. Each round
-brings eight texts that were never seen, through the pool as the router has it: parse, render,
+brings eight texts that were never seen, through the threads as the router has them: parse, render,
 encode, hash. `idle` is the same loop on the same machine without prompts, for as long.
 
 Prints one JSON object, milliseconds.
@@ -20,7 +20,7 @@ from tokenizing import Corpus, about, user
 
 from kvrouter.openai.body import Endpoint, RequestBody, parse_body
 from kvrouter.prompt import Fidelity
-from kvrouter.tokenize import BackendSettings, ModelTokenizer, PoolSettings, TokenizerPool
+from kvrouter.tokenize import BackendSettings, EncodingThreads, ModelTokenizer, ThreadSettings
 
 PROMPTS = 8
 TOKENS = 128_000
@@ -53,25 +53,25 @@ def shown(lags: list[float]) -> dict[str, float]:
 
 async def measure(tokenizer: ModelTokenizer, bodies: list[list[bytes]]) -> dict[str, object]:
     """The loop's lag, over all rounds."""
-    pool = TokenizerPool(PoolSettings(deadline_s=120))
+    threads = EncodingThreads(ThreadSettings(deadline_s=120))
     lags: list[float] = []
     took_s: list[float] = []
     for round_of_bodies in bodies:
         requests = [parse_body(Endpoint.CHAT, body) for body in round_of_bodies]
         started = time.perf_counter()
-        lags += await lags_during(all_of(pool, tokenizer, requests))
+        lags += await lags_during(all_of(threads, tokenizer, requests))
         took_s.append(time.perf_counter() - started)
-    pool.close()
+    threads.close()
     idle = await lags_during(asyncio.sleep(min(10.0, sum(took_s))))
     return {"lag": shown(lags), "idle": shown(idle), "round_s": round(min(took_s), 2)}
 
 
 async def all_of(
-    pool: TokenizerPool, tokenizer: ModelTokenizer, requests: list[RequestBody]
+    threads: EncodingThreads, tokenizer: ModelTokenizer, requests: list[RequestBody]
 ) -> None:
     """Tokenize all at once."""
     prompts = await asyncio.gather(
-        *(pool.prompt(tokenizer, each, block_sizes=[BLOCK_SIZE]) for each in requests)
+        *(threads.prompt(tokenizer, each, block_sizes=[BLOCK_SIZE]) for each in requests)
     )
     if any(p.fidelity is not Fidelity.EXACT or p.prompt_tokens < TOKENS for p in prompts):
         raise AssertionError(prompts)

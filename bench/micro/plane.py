@@ -25,7 +25,7 @@ from kvrouter.http.engine import EngineClient
 from kvrouter.http.request_reader import ReadLimits
 from kvrouter.load import Load
 from kvrouter.tokenize import ModelTokenizer
-from kvrouter.wiring import Plane, new_fleet, plane, tokenizer_pool
+from kvrouter.wiring import Plane, encoding_threads, new_fleet, plane
 from kvrouter.workers import ServedModel, WorkerEvent, WorkerFacts
 
 TOKENIZER = Path(__file__).parent.parent.parent / "tests" / "data" / "tinymodel"
@@ -163,7 +163,7 @@ async def main(options: argparse.Namespace) -> None:
     """Measure and print."""
     tables = {"workers": [{"url": "http://127.0.0.1:1"}], "policy": {"name": options.policy}}
     config = parse_config(tables)
-    async with EngineClient(config.timeouts) as engines, tokenizer_pool(config) as tokenizers:
+    async with EngineClient(config.timeouts) as engines, encoding_threads(config) as tokenizers:
         fleet = new_fleet(config, Load(), None)
         made = plane(config, fleet, engines, tokenizers)
         bench = Bench(made, fleet, engines, config)

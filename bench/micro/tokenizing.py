@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import Any
 
 from kvrouter.openai.body import Endpoint, parse_body
-from kvrouter.tokenize import BackendSettings, ModelTokenizer, PoolSettings
+from kvrouter.tokenize import BackendSettings, ModelTokenizer, ThreadSettings
 from kvrouter.tokenize.cuts import cuts_of
 from kvrouter.tokenize.hash_runs import HashRuns
 from kvrouter.tokenize.hf import HfBackend
@@ -151,7 +151,7 @@ def run(
 ) -> dict[str, dict[str, float]]:
     """The least and the median milliseconds of each part."""
     rows: list[dict[str, float]] = []
-    shared, runs = load(), HashRuns(PoolSettings().hash_bytes)
+    shared, runs = load(), HashRuns(ThreadSettings().hash_bytes)
     pairs = [CASES[case](corpus, size) for _ in range(repeat)]
     bodies = [[json.dumps({"messages": each}).encode() for each in pair] for pair in pairs]
     if case != "cold":

@@ -25,7 +25,7 @@ from kvrouter.openai.prompt_ids import may_send_ids, with_prompt_ids
 from kvrouter.openai.rewrite import without_report_mode
 from kvrouter.prompt import Fidelity, Prompt
 from kvrouter.sticky import ResponseOwners
-from kvrouter.tokenize import TokenizerPool, blind
+from kvrouter.tokenize import EncodingThreads, blind
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class FrontDoor:
         self,
         fleet: Fleet,
         exchange: Exchange,
-        tokenizers: TokenizerPool,
+        tokenizers: EncodingThreads,
         owners: ResponseOwners,
         metrics: Metrics,
         paths: PathTable,

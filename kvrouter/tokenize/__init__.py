@@ -4,8 +4,8 @@ from kvrouter.tokenize.approximate import BytesTokenizer
 from kvrouter.tokenize.backend import PromptTokenizer
 from kvrouter.tokenize.choice import BackendSettings
 from kvrouter.tokenize.content_format import ContentFormat
+from kvrouter.tokenize.encoding_threads import EncodingThreads, ThreadSettings, ThreadStats
 from kvrouter.tokenize.location import TokenizerError
-from kvrouter.tokenize.pool import PoolSettings, PoolStats, TokenizerPool
 from kvrouter.tokenize.remote import RemoteTokenizer
 from kvrouter.tokenize.tokenizer import ModelTokenizer, blind
 
@@ -13,12 +13,12 @@ __all__ = [
     "BackendSettings",
     "BytesTokenizer",
     "ContentFormat",
+    "EncodingThreads",
     "ModelTokenizer",
-    "PoolSettings",
-    "PoolStats",
     "PromptTokenizer",
     "RemoteTokenizer",
+    "ThreadSettings",
+    "ThreadStats",
     "TokenizerError",
-    "TokenizerPool",
     "blind",
 ]

@@ -10,7 +10,7 @@ from support.tokenizers import request, said, tiny
 
 from kvrouter.openai.body import RequestBody
 from kvrouter.prompt import Fidelity, Prompt
-from kvrouter.tokenize import ModelTokenizer, PoolSettings, TokenizerPool
+from kvrouter.tokenize import EncodingThreads, ModelTokenizer, ThreadSettings
 
 WORDS = "the quick brown fox jumps over the lazy dog 12345 \n"
 
@@ -43,131 +43,137 @@ def held() -> Iterator[HeldTokenizer]:
 
 
 @pytest.fixture
-def pool() -> Iterator[TokenizerPool]:
-    pool = TokenizerPool(PoolSettings(threads=1, max_requests=2, deadline_s=20))
-    yield pool
-    pool.close()
+def threads() -> Iterator[EncodingThreads]:
+    threads = EncodingThreads(ThreadSettings(threads=1, max_requests=2, deadline_s=20))
+    yield threads
+    threads.close()
 
 
-async def until_idle(pool: TokenizerPool) -> None:
+async def until_idle(threads: EncodingThreads) -> None:
     async with asyncio.timeout(20):
-        while pool.stats.requests:  # noqa: ASYNC110  # counted in threads, nothing to await
+        while threads.stats.requests:  # noqa: ASYNC110  # counted in threads, nothing to await
             await asyncio.sleep(0.002)
 
 
-async def test_a_short_prompt_is_done_inline(pool: TokenizerPool) -> None:
-    prompt = await pool.prompt(tiny(), chat(100), block_sizes=[16])
+async def test_a_short_prompt_is_done_inline(threads: EncodingThreads) -> None:
+    prompt = await threads.prompt(tiny(), chat(100), block_sizes=[16])
     assert prompt.fidelity is Fidelity.EXACT
-    assert (pool.stats.inline, pool.stats.pooled) == (1, 0)
-    assert pool.stats.seconds > 0
+    assert (threads.stats.inline, threads.stats.pooled) == (1, 0)
+    assert threads.stats.seconds > 0
 
 
 async def test_a_long_prompt_is_done_in_a_thread_and_equals_the_inline_one(
-    pool: TokenizerPool,
+    threads: EncodingThreads,
 ) -> None:
     body = chat(20_000)
-    prompt = await pool.prompt(tiny(), body, namespace=b"n", block_sizes=[16, 32])
+    prompt = await threads.prompt(tiny(), body, namespace=b"n", block_sizes=[16, 32])
     assert prompt.token_ids == tiny().prompt(body).token_ids
     assert prompt.namespace == b"n"
-    assert (pool.stats.inline, pool.stats.pooled) == (0, 1)
-    await until_idle(pool)
+    assert (threads.stats.inline, threads.stats.pooled) == (0, 1)
+    await until_idle(threads)
 
 
-async def test_without_a_tokenizer_only_the_length_is_known(pool: TokenizerPool) -> None:
+async def test_without_a_tokenizer_only_the_length_is_known(threads: EncodingThreads) -> None:
     """T8: a model whose tokenizer can't be had."""
     body = chat(4000)
-    prompt = await pool.prompt(None, body)
+    prompt = await threads.prompt(None, body)
     assert prompt.fidelity is Fidelity.BLIND
     assert prompt.prompt_tokens == body.size // 4
     assert "no tokenizer" in prompt.reason
 
 
-async def test_a_full_queue_turns_away_by_length(pool: TokenizerPool, held: HeldTokenizer) -> None:
+async def test_a_full_queue_turns_away_by_length(
+    threads: EncodingThreads, held: HeldTokenizer
+) -> None:
     """A burst of long prompts: the next one is routed by its length instead of waiting."""
-    waiting = [asyncio.create_task(pool.prompt(held, chat(3000))) for _ in range(2)]
+    waiting = [asyncio.create_task(threads.prompt(held, chat(3000))) for _ in range(2)]
     await asyncio.sleep(0)
-    prompt = await pool.prompt(held, chat(3000))
+    prompt = await threads.prompt(held, chat(3000))
     assert prompt.fidelity is Fidelity.BLIND
     assert "full" in prompt.reason
-    assert pool.stats.rejected == 1
+    assert threads.stats.rejected == 1
     held.gate.set()
     assert [(await task).fidelity for task in waiting] == [Fidelity.EXACT] * 2
-    await until_idle(pool)
-    assert (pool.stats.requests, pool.stats.bytes) == (0, 0)
+    await until_idle(threads)
+    assert (threads.stats.requests, threads.stats.bytes) == (0, 0)
 
 
 async def test_the_queue_is_bounded_in_bytes_too(held: HeldTokenizer) -> None:
     """A body above the bound is still taken when it is alone."""
-    pool = TokenizerPool(PoolSettings(threads=1, max_bytes=4000))
-    large = asyncio.create_task(pool.prompt(held, chat(10_000)))
+    threads = EncodingThreads(ThreadSettings(threads=1, max_bytes=4000))
+    large = asyncio.create_task(threads.prompt(held, chat(10_000)))
     await asyncio.sleep(0)
-    assert (await pool.prompt(held, chat(3000))).fidelity is Fidelity.BLIND
+    assert (await threads.prompt(held, chat(3000))).fidelity is Fidelity.BLIND
     held.gate.set()
     assert (await large).fidelity is Fidelity.EXACT
-    pool.close()
+    threads.close()
 
 
 async def test_past_the_deadline_the_length_has_to_do(held: HeldTokenizer) -> None:
     """Something else keeps the threads busy for seconds."""
-    pool = TokenizerPool(PoolSettings(threads=1, deadline_s=0.05))
-    prompt = await pool.prompt(held, chat(3000))
+    threads = EncodingThreads(ThreadSettings(threads=1, deadline_s=0.05))
+    prompt = await threads.prompt(held, chat(3000))
     assert prompt.fidelity is Fidelity.BLIND
     assert "within 0.05 s" in prompt.reason
-    assert pool.stats.expired == 1
+    assert threads.stats.expired == 1
     held.gate.set()
-    await until_idle(pool)
-    pool.close()
+    await until_idle(threads)
+    threads.close()
 
 
 async def test_a_cancelled_request_leaves_the_queue(
-    pool: TokenizerPool, held: HeldTokenizer
+    threads: EncodingThreads, held: HeldTokenizer
 ) -> None:
     """The client hangs up while its prompt waits behind others."""
-    first = asyncio.create_task(pool.prompt(held, chat(3000)))
-    second = asyncio.create_task(pool.prompt(held, chat(5000)))
+    first = asyncio.create_task(threads.prompt(held, chat(3000)))
+    second = asyncio.create_task(threads.prompt(held, chat(5000)))
     await asyncio.to_thread(held.started.wait, 20)
     second.cancel()
     with pytest.raises(asyncio.CancelledError):
         await second
-    assert pool.stats.requests == 1
+    assert threads.stats.requests == 1
     held.gate.set()
     await first
-    await until_idle(pool)
+    await until_idle(threads)
     assert len(held.seen) == 1
 
 
 async def test_a_cancelled_request_that_is_being_worked_on_is_counted_until_its_end(
-    pool: TokenizerPool, held: HeldTokenizer
+    threads: EncodingThreads, held: HeldTokenizer
 ) -> None:
-    first = asyncio.create_task(pool.prompt(held, chat(3000)))
+    first = asyncio.create_task(threads.prompt(held, chat(3000)))
     await asyncio.to_thread(held.started.wait, 20)
     first.cancel()
     with pytest.raises(asyncio.CancelledError):
         await first
-    assert pool.stats.requests == 1
+    assert threads.stats.requests == 1
     held.gate.set()
-    await until_idle(pool)
+    await until_idle(threads)
 
 
-async def test_closing_answers_those_who_wait(pool: TokenizerPool, held: HeldTokenizer) -> None:
+async def test_closing_answers_those_who_wait(
+    threads: EncodingThreads, held: HeldTokenizer
+) -> None:
     """Shutdown: nobody hangs, nobody sees a foreign cancellation."""
-    first = asyncio.create_task(pool.prompt(held, chat(3000)))
-    second = asyncio.create_task(pool.prompt(held, chat(3000)))
+    first = asyncio.create_task(threads.prompt(held, chat(3000)))
+    second = asyncio.create_task(threads.prompt(held, chat(3000)))
     await asyncio.to_thread(held.started.wait, 20)
-    pool.close()
+    threads.close()
     assert "closed" in (await second).reason
     held.gate.set()
     assert (await first).fidelity is Fidelity.EXACT
-    assert (await pool.prompt(held, chat(3000))).fidelity is Fidelity.BLIND
+    assert (await threads.prompt(held, chat(3000))).fidelity is Fidelity.BLIND
 
 
 async def tokenized(
-    pool: TokenizerPool, bodies: list[RequestBody], step_s: float
+    threads: EncodingThreads, bodies: list[RequestBody], step_s: float
 ) -> tuple[list[Prompt], list[float]]:
     """The prompts, and how late the loop woke up from sleeps of `step_s` meanwhile, sorted."""
     lags = []
     async with asyncio.TaskGroup() as group:
-        work = [group.create_task(pool.prompt(tiny(), body, block_sizes=[16])) for body in bodies]
+        work = [
+            group.create_task(threads.prompt(tiny(), body, block_sizes=[16])) for body in bodies
+        ]
         while not all(task.done() for task in work):
             before = time.perf_counter()
             await asyncio.sleep(step_s)
@@ -177,20 +183,20 @@ async def tokenized(
 
 async def test_the_loop_keeps_turning_while_long_prompts_are_tokenized() -> None:
     """T6: on the loop, these would stop it until they are all done."""
-    pool = TokenizerPool(PoolSettings(deadline_s=30))
-    prompts, lags = await tokenized(pool, [chat(100_000) for _ in range(4)], 0.002)
+    threads = EncodingThreads(ThreadSettings(deadline_s=30))
+    prompts, lags = await tokenized(threads, [chat(100_000) for _ in range(4)], 0.002)
     assert {prompt.fidelity for prompt in prompts} == {Fidelity.EXACT}
     assert len(lags) >= 10
-    pool.close()
+    threads.close()
 
 
 @pytest.mark.slow
 async def test_lag_with_eight_prompts_of_128k_tokens() -> None:
     """T6: health must answer in time, so the loop may not be late by more than a fraction."""
-    pool = TokenizerPool(PoolSettings(deadline_s=60))
-    prompts, lags = await tokenized(pool, [chat(240_000) for _ in range(8)], 0.005)
+    threads = EncodingThreads(ThreadSettings(deadline_s=60))
+    prompts, lags = await tokenized(threads, [chat(240_000) for _ in range(8)], 0.005)
     assert {prompt.fidelity for prompt in prompts} == {Fidelity.EXACT}
     assert min(prompt.prompt_tokens for prompt in prompts) >= 128_000
     p99, worst = lags[int(len(lags) * 0.99)], lags[-1]
-    assert p99 < 0.25, f"worst {worst:.3f} s, {pool.stats.seconds / 8:.2f} s a prompt"
-    pool.close()
+    assert p99 < 0.25, f"worst {worst:.3f} s, {threads.stats.seconds / 8:.2f} s a prompt"
+    threads.close()

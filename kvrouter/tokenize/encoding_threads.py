@@ -21,8 +21,8 @@ from kvrouter.tokenize.tokenizer import blind
 
 
 @dataclass(frozen=True)
-class PoolSettings:
-    """Bounds of the pool."""
+class ThreadSettings:
+    """Bounds of the threads and of what waits for them."""
 
     inline_bytes: int = 2048
     """Bodies up to this size are tokenized on the loop (about 1 ms at most)."""
@@ -40,7 +40,7 @@ class PoolSettings:
 
 
 @dataclass(slots=True)
-class PoolStats:
+class ThreadStats:
     """Counters since the start, and what is under way now."""
 
     inline: int = 0
@@ -59,13 +59,13 @@ class PoolStats:
     """Of their bodies."""
 
 
-class TokenizerPool:
+class EncodingThreads:
     """Tokenizes requests of any model. Owned by whoever made it, who calls `close()`.
 
     Use it from one event loop. `stats` may be read at any time.
     """
 
-    def __init__(self, settings: PoolSettings = PoolSettings()) -> None:
+    def __init__(self, settings: ThreadSettings = ThreadSettings()) -> None:
         self._settings = settings
         self._threads = ThreadPoolExecutor(settings.threads, thread_name_prefix="tokenize")
         # For tokenizers that wait for an engine; threads are only made when there is work.
@@ -73,7 +73,7 @@ class TokenizerPool:
         self._lock = threading.Lock()  # worker threads count too
         self._closed = False
         self._hash_runs = HashRuns(settings.hash_bytes)
-        self.stats = PoolStats()
+        self.stats = ThreadStats()
 
     async def prompt(
         self,
@@ -116,7 +116,7 @@ class TokenizerPool:
         if result.done() and not result.cancelled():
             return result.result()
         if self._closed:
-            return blind(request, "the tokenizer pool is closed")
+            return blind(request, "the tokenizer's threads are closed")
         self.stats.expired += 1
         return blind(request, f"not tokenized within {self._settings.deadline_s:g} s")
 
