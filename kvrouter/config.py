@@ -257,6 +257,8 @@ class ServerConfig(_Section, frozen=True, kw_only=True):
     port: Port = 8000
     admin_host: str = "127.0.0.1"
     admin_port: Port = 8001
+    cors_origins: list[Annotated[str, Meta(pattern=r"^(\*|[a-z][a-z0-9+.\-]*://[^/\s]+)$")]] = []
+    """Origins (`https://chat.example`) whose pages may call from a browser; `*` for all."""
     access_log: bool = False
     """One line per request on standard error."""
 

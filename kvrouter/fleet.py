@@ -31,6 +31,11 @@ from kvrouter.workers import Worker, WorkerFacts
 log = logging.getLogger(__name__)
 
 
+NAMED_MODELS = 20
+MODEL_CHARACTERS = 200
+"""What an error says at most of models that exist, and of the name of one that doesn't."""
+
+
 class Route(NamedTuple):
     """Where requests for one model name go. `lora` is the adapter's name, if it is one."""
 
@@ -129,7 +134,20 @@ class Fleet:
             worker = pool.worker_with(model)
             if worker is not None:
                 return Route(pool, model, worker.names[model])
-        raise RequestError(Fault.NO_SUCH_MODEL, f"the model {model!r} does not exist")
+        raise RequestError(Fault.NO_SUCH_MODEL, self._no_such_model(model))
+
+    def _no_such_model(self, model: str) -> str:
+        known = sorted(
+            {
+                name
+                for pool in self.pools.values()
+                for w in pool.workers.values()
+                for name in w.names
+            }
+        )
+        more = f" and {len(known) - NAMED_MODELS} more" if len(known) > NAMED_MODELS else ""
+        there_are = f"; there are: {', '.join(known[:NAMED_MODELS])}{more}" if known else ""
+        return f"the model {model[:MODEL_CHARACTERS]!r} does not exist{there_are}"
 
     def route_to(self, worker: str) -> Route:
         """The route of a worker's own model. Raises RequestError when it has not joined."""

@@ -90,6 +90,10 @@ class Metrics:
         self._requests.add(1, path, "none" if fault is None else fault.label)
         self._duration.observe(seconds, path)
 
+    def unread(self, fault: Fault) -> None:
+        """What a client sent could not be read as a request."""
+        self._requests.add(1, "unread", fault.label)
+
     def decided(self, decision: Decision, prompt: Prompt, seconds: float) -> None:
         """A worker rank was chosen."""
         self._decision.observe(seconds)

@@ -32,6 +32,7 @@ from kvrouter.discovery import Discovery
 from kvrouter.explain import Explainer
 from kvrouter.fleet import Fleet
 from kvrouter.health import Keeper
+from kvrouter.http.cors import Cors
 from kvrouter.http.door import FrontDoor
 from kvrouter.http.engine import EngineClient
 from kvrouter.http.exchange import Exchange
@@ -96,7 +97,7 @@ async def running(config: Config) -> AsyncIterator[Router]:
         admin = Admin(fleet, metrics, explainer, partial(replicas, sharing, link))
         async with (
             admin_listening(admin, config.server) as admin_port,
-            listening(door.handle, config) as port,
+            listening(door.handle, metrics.unread, config) as port,
             _connected(link, sharing, fleet),
             _keeping(config, fleet, probes, link, name),
             _ticking(fleet, metrics),
@@ -129,6 +130,7 @@ def plane(
         owners,
         metrics,
         paths,
+        cors=Cors(config.server.cors_origins),
         max_active_requests=limit,
         send_ids=config.tokenizer.send_ids,
     )

@@ -124,7 +124,7 @@ class Bench:
         self._engine.connection_made(cast("asyncio.Transport", self._engine_pipe))
         host.give_back(self._engine)
         self._client = ClientConnection(
-            made.door.handle, ConnectionSettings(ReadLimits()), lambda _: None
+            made.door.handle, made.metrics.unread, ConnectionSettings(ReadLimits()), lambda _: None
         )
         self._client_pipe = Pipe()
         self._client.connection_made(cast("asyncio.Transport", self._client_pipe))

@@ -42,6 +42,9 @@ class Client(Protocol):
     def begin(self, status: int, headers: Headers, length: int | None) -> None:
         """Begin the response; `length` is that of its body in bytes, where it is known."""
 
+    def add_headers(self, headers: Headers) -> None:
+        """Let the response have these headers, and no others of the same names."""
+
     def throttle(self, source: Throttled | None) -> None:
         """Whom to pause while the client reads too slowly."""
 
@@ -74,6 +77,7 @@ class WireClient:
     """A request on a connection of the front door, with its response."""
 
     __slots__ = (
+        "_added",
         "_arrived",
         "_body_s",
         "_chunked",
@@ -108,6 +112,7 @@ class WireClient:
         self._body_s = body_s
         self._arrived: asyncio.Future[None] | None = None
         self._source: Throttled | None = None
+        self._added: Headers = []
         self._head = b""
         self._chunked = False
         self._silent = incoming.method == "HEAD"
@@ -148,6 +153,10 @@ class WireClient:
 
     # The response.
 
+    def add_headers(self, headers: Headers) -> None:
+        """Let the response have these headers, and no others of the same names."""
+        self._added = headers
+
     def begin(self, status: int, headers: Headers, length: int | None) -> None:
         """Begin the response; the head is sent with the first piece of the body."""
         incoming = self._incoming
@@ -157,6 +166,9 @@ class WireClient:
         elif length is None:
             self._chunked = not incoming.http_1_0
             incoming.keep_alive = incoming.keep_alive and self._chunked
+        if self._added:
+            names = {name.lower() for name, _ in self._added}
+            headers = [pair for pair in headers if pair[0].lower() not in names] + self._added
         self.begun = True
         self.last = self._wire.closing or not incoming.keep_alive or not incoming.complete
         self._head = response_head(

@@ -29,6 +29,7 @@ LINGER_S = 2.0
 LINGER_BYTES = 16_777_216
 
 Handler = Callable[[WireClient], Awaitable[None]]
+Refused = Callable[[Fault], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +49,14 @@ class ClientConnection(asyncio.Protocol):
     def __init__(
         self,
         handle: Handler,
+        refused: Refused,
         settings: ConnectionSettings,
         closed: "Callable[[ClientConnection], None]",
     ) -> None:
         self.closing = False
         self.full = False
         self._handle = handle
+        self._refused = refused
         self._settings = settings
         self._closed = closed
         self._loop = asyncio.get_running_loop()
@@ -189,6 +192,7 @@ class ClientConnection(asyncio.Protocol):
     def _refuse(self, failure: RequestError) -> None:
         """Answer what could not be read as a request."""
         self.closing = True
+        self._refused(failure.fault)
         incoming = Incoming("", "", [])
         incoming.complete = True
         client = WireClient(incoming, self, body_s=0.0)

@@ -16,11 +16,12 @@ import msgspec
 from kvrouter.fleet import Fleet, Route
 from kvrouter.http import headers as hdr
 from kvrouter.http.client import Client, send_whole
+from kvrouter.http.cors import Cors, is_preflight
 from kvrouter.http.exchange import Exchange, Job
 from kvrouter.metrics import Metrics
 from kvrouter.openai.body import BadBody, Endpoint, RequestBody, parse_body
 from kvrouter.openai.errors import Fault, RequestError
-from kvrouter.openai.paths import Handling, Path, PathTable
+from kvrouter.openai.paths import ON_THE_SECOND_PORT, Handling, Path, PathTable
 from kvrouter.openai.prompt_ids import may_send_ids, with_prompt_ids
 from kvrouter.openai.rewrite import without_report_mode
 from kvrouter.prompt import Fidelity, Prompt
@@ -48,6 +49,7 @@ class FrontDoor:
         metrics: Metrics,
         paths: PathTable,
         *,
+        cors: Cors,
         max_active_requests: int,
         send_ids: Collection[str] = (),
     ) -> None:
@@ -57,6 +59,7 @@ class FrontDoor:
         self._owners = owners
         self._metrics = metrics
         self._paths = paths
+        self._cors = cors
         self._max_active = max_active_requests
         self._send_ids = frozenset(send_ids)
         self.active_requests = 0
@@ -67,6 +70,8 @@ class FrontDoor:
         started_at = time.perf_counter()
         label = self._paths.label(client.path)
         fault: Fault | None = None
+        if "origin" in client.fields:
+            client.add_headers(self._cors.on_response(client.fields["origin"]))
         try:
             await self._serve(client, label)
         except RequestError as error:
@@ -83,8 +88,8 @@ class FrontDoor:
     async def _serve(self, client: Client, label: str) -> None:
         path = self._paths.find(client.method, client.path)
         if path is None:
-            message = f"{client.method} {client.path} is not served here"
-            raise RequestError(Fault.NO_SUCH_PATH, message)
+            self._answer_unserved(client)
+            return
         if path.handling is Handling.HEALTH:
             send_whole(client, 200, [], b"")
         elif path.handling is Handling.MODELS:
@@ -94,6 +99,26 @@ class FrontDoor:
                 message = f"more than {self._max_active} requests are active"
                 raise RequestError(Fault.OVERLOADED, message, retry_after_s=1)
             await self._exchange.run(client, await self._job(client, path, label))
+
+    def _answer_unserved(self, client: Client) -> None:
+        """Answer a method and path that lead nowhere. Raises RequestError, except to OPTIONS."""
+        methods = self._paths.methods(client.path)
+        if not methods:
+            hint = " but on the second port" if client.path in ON_THE_SECOND_PORT else ""
+            message = f"{client.method} {client.path} is not served here{hint}"
+            raise RequestError(Fault.NO_SUCH_PATH, message)
+        methods = (*methods, "OPTIONS")
+        if client.method != "OPTIONS":
+            message = f"{client.path} has no {client.method} but {', '.join(methods)}"
+            raise RequestError(Fault.METHOD_NOT_ALLOWED, message, allowed=methods)
+        headers = [("Allow", ", ".join(methods))]
+        if is_preflight(client.method, client.fields):
+            origin = client.fields["origin"]
+            if not self._cors.admits(origin):
+                message = f"pages of {origin} may not call this: server.cors_origins lacks it"
+                raise RequestError(Fault.ORIGIN_NOT_ALLOWED, message)
+            headers += self._cors.on_preflight(client.fields, methods)
+        send_whole(client, 204, headers, b"")
 
     async def _job(self, client: Client, path: Path, label: str) -> Job:
         body = await client.body()

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from kvrouter.config import Config
-from kvrouter.http.connection import ClientConnection, ConnectionSettings, Handler
+from kvrouter.http.connection import ClientConnection, ConnectionSettings, Handler, Refused
 from kvrouter.http.request_reader import ReadLimits
 
 log = logging.getLogger(__name__)
@@ -17,15 +17,16 @@ BACKLOG = 1024
 class Connections:
     """The open connections of clients."""
 
-    def __init__(self, handle: Handler, settings: ConnectionSettings) -> None:
+    def __init__(self, handle: Handler, refused: Refused, settings: ConnectionSettings) -> None:
         self._handle = handle
+        self._refused = refused
         self._settings = settings
         self._open: set[ClientConnection] = set()
         self._gone = asyncio.Event()
 
     def new(self) -> ClientConnection:
         """A protocol for a connection that comes in."""
-        connection = ClientConnection(self._handle, self._settings, self._closed)
+        connection = ClientConnection(self._handle, self._refused, self._settings, self._closed)
         self._open.add(connection)
         return connection
 
@@ -55,14 +56,15 @@ class Connections:
 
 
 @asynccontextmanager
-async def listening(handle: Handler, config: Config) -> AsyncIterator[int]:
+async def listening(handle: Handler, refused: Refused, config: Config) -> AsyncIterator[int]:
     """Serve clients while the context is open; gives the port that is listened on.
 
+    `refused` is told why something could not be read as a request.
     On leaving, no connection is accepted any more and running requests get `shutdown_s` to
     finish. Raises OSError when the address cannot be bound.
     """
     loop = asyncio.get_running_loop()
-    connections = Connections(handle, _settings(config))
+    connections = Connections(handle, refused, _settings(config))
     address = config.server.host, config.server.port
     server = await loop.create_server(connections.new, *address, backlog=BACKLOG)
     try:

@@ -4,6 +4,7 @@ One table maps each kind to its HTTP status and `type`; whoever finds a fault ra
 `RequestError` of its kind, and one place turns it into a response.
 """
 
+from collections.abc import Sequence
 from enum import Enum
 
 import msgspec
@@ -15,6 +16,8 @@ class Fault(Enum):
     BAD_REQUEST = (400, "invalid_request_error", "bad_request")
     NO_SUCH_MODEL = (404, "invalid_request_error", "model_not_found")
     NO_SUCH_PATH = (404, "invalid_request_error", "unknown_path")
+    METHOD_NOT_ALLOWED = (405, "invalid_request_error", "method_not_allowed")
+    ORIGIN_NOT_ALLOWED = (403, "invalid_request_error", "origin_not_allowed")
     NO_SUCH_RESPONSE = (404, "invalid_request_error", "response_not_found")
     MALFORMED = (400, "invalid_request_error", "malformed_request")
     HEAD_TIMEOUT = (408, "invalid_request_error", "request_timeout")
@@ -43,14 +46,23 @@ class Fault(Enum):
 class RequestError(Exception):
     """A request that ends with an error of the router's own.
 
-    `retry_after_s` becomes a Retry-After header where trying again makes sense.
+    `retry_after_s` becomes a Retry-After header where trying again makes sense; `allowed` are the
+    methods that would have done.
     """
 
-    def __init__(self, fault: Fault, message: str, *, retry_after_s: int | None = None) -> None:
+    def __init__(
+        self,
+        fault: Fault,
+        message: str,
+        *,
+        retry_after_s: int | None = None,
+        allowed: Sequence[str] = (),
+    ) -> None:
         super().__init__(message)
         self.fault = fault
         self.message = message
         self.retry_after_s = retry_after_s
+        self.allowed = allowed
 
     def body(self) -> bytes:
         """The JSON of the error, as OpenAI's API has it."""
@@ -61,6 +73,8 @@ class RequestError(Exception):
         headers = {"Content-Type": "application/json"}
         if self.retry_after_s is not None:
             headers["Retry-After"] = str(self.retry_after_s)
+        if self.allowed:
+            headers["Allow"] = ", ".join(self.allowed)
         return headers
 
 

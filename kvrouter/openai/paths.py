@@ -56,6 +56,10 @@ _BY_LOAD = (
     "/detokenize",
 )
 
+_METHODS = ("GET", "HEAD", "POST")
+
+ON_THE_SECOND_PORT = frozenset(("/metrics", "/ready", "/workers", "/explain"))
+
 _RESPONSE = re.compile(r"/v1/responses/([\w\-.]+)(/cancel)?")
 
 
@@ -77,6 +81,10 @@ class PathTable:
             if path in ("/health", "/ping"):
                 return Path(Handling.HEALTH)
         return self._find_response(method, path)
+
+    def methods(self, path: str) -> tuple[str, ...]:
+        """The methods that a path has; none where there is no such path."""
+        return tuple(method for method in _METHODS if self.find(method, path) is not None)
 
     def label(self, path: str) -> str:
         """The path as a metric label: a known one, or `other` (labels are closed sets)."""

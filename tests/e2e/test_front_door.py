@@ -105,7 +105,9 @@ async def test_an_unknown_model_is_404_and_a_known_one_without_workers_503() -> 
     async with stack(engine_settings()) as running:
         response = await running.chat("hello", model="gpt-17")
         assert response.status == 404
-        assert (await response.json())["error"]["code"] == "model_not_found"
+        error = (await response.json())["error"]
+        assert error["code"] == "model_not_found"
+        assert error["message"] == "the model 'gpt-17' does not exist; there are: tiny"
         await running.engines[0].kill()
         await until(lambda: running.router.fleet.workers[running.name(0)].state == "unreachable")
         response = await running.chat("hello")
@@ -144,6 +146,73 @@ async def test_dev_and_admin_routes_of_engines_are_refused(path: str) -> None:
             async with running.session.request(method, running.url + path) as response:
                 assert response.status == 404
         assert all(e.path != path for e in running.posts(0))
+
+
+async def test_what_is_on_the_second_port_is_said_to_be_there() -> None:
+    async with (
+        stack(engine_settings(), wait_ready=False) as running,
+        running.session.get(running.url + "/metrics") as response,
+    ):
+        assert response.status == 404
+        assert "second port" in (await response.json())["error"]["message"]
+
+
+async def test_a_wrong_method_is_told_the_right_ones() -> None:
+    async with stack(engine_settings(), wait_ready=False) as running:
+        chat = running.url + "/v1/chat/completions"
+        async with running.session.get(chat) as response:
+            assert response.status == 405
+            assert response.headers["Allow"] == "POST, OPTIONS"
+        async with running.session.options(chat) as response:
+            assert response.status == 204
+            assert response.headers["Allow"] == "POST, OPTIONS"
+        async with running.session.options(running.url + "/sleep") as response:
+            assert response.status == 404
+
+
+PREFLIGHT = {
+    "Origin": "https://chat.example",
+    "Access-Control-Request-Method": "POST",
+    "Access-Control-Request-Headers": "authorization,content-type",
+}
+
+
+async def test_pages_of_configured_origins_may_call() -> None:
+    """A chat page in a browser that talks to the router itself."""
+    async with stack(
+        engine_settings(), server={"cors_origins": ["https://chat.example"]}
+    ) as running:
+        chat = running.url + "/v1/chat/completions"
+        async with running.session.options(chat, headers=PREFLIGHT) as response:
+            assert response.status == 204
+            assert response.headers["Access-Control-Allow-Origin"] == "https://chat.example"
+            assert "POST" in response.headers["Access-Control-Allow-Methods"]
+            allowed = response.headers["Access-Control-Allow-Headers"]
+            assert allowed == "authorization,content-type"
+        for body, status in ((b"{}", 404), (b'{"model": "tiny", "prompt": "hello"}', 200)):
+            path = "/v1/completions" if status == 200 else "/v1/nothing"
+            async with running.session.post(
+                running.url + path, data=body, headers={"Origin": "https://chat.example"}
+            ) as response:
+                assert response.status == status
+                origins = response.headers.getall("Access-Control-Allow-Origin")
+                assert origins == ["https://chat.example"]
+        async with running.session.options(
+            chat, headers=PREFLIGHT | {"Origin": "https://else.example"}
+        ) as response:
+            assert response.status == 403
+            assert "Access-Control-Allow-Origin" not in response.headers
+
+
+async def test_pages_may_not_call_by_default() -> None:
+    async with (
+        stack(engine_settings(), wait_ready=False) as running,
+        running.session.options(
+            running.url + "/v1/chat/completions", headers=PREFLIGHT
+        ) as response,
+    ):
+        assert response.status == 403
+        assert "server.cors_origins" in (await response.json())["error"]["message"]
 
 
 async def test_extra_paths_can_be_allowed() -> None:

@@ -11,7 +11,7 @@ from support.stack import until
 from kvrouter.config import parse_config
 from kvrouter.http.client import WireClient, send_whole
 from kvrouter.http.server import listening
-from kvrouter.openai.errors import RequestError
+from kvrouter.openai.errors import Fault, RequestError
 
 GET = b"GET /%b HTTP/1.1\r\nHost: a\r\n\r\n"
 POST = b"POST / HTTP/1.1\r\nHost: a\r\n"
@@ -76,14 +76,15 @@ class Socket:
 
 @asynccontextmanager
 async def served(
-    handler: Handler, **sections: dict[str, Any]
+    handler: Handler, *, refused: list[Fault] | None = None, **sections: dict[str, Any]
 ) -> AsyncIterator[Callable[[], Awaitable[Socket]]]:
     """A listening front door; gives what opens a connection to it."""
     tables: dict[str, Any] = {"server": {"port": 0}, "timeouts": {"shutdown_s": 0.1}}
     for name, fields in sections.items():
         tables[name] = tables.get(name, {}) | fields
     sockets: list[Socket] = []
-    async with listening(handler, parse_config(tables)) as port:
+    refused = [] if refused is None else refused
+    async with listening(handler, refused.append, parse_config(tables)) as port:
 
         async def connect() -> Socket:
             sockets.append(Socket(*await asyncio.open_connection("127.0.0.1", port)))
@@ -220,13 +221,16 @@ async def test_an_upgrade_is_answered_as_a_plain_request_and_ends_the_connection
 async def test_what_is_refused_gets_an_answer_and_the_connection_ends(
     wire: bytes, status: int
 ) -> None:
-    async with served(echo, limits={"max_head_bytes": 2000}) as connect:
+    seen: list[Fault] = []
+    async with served(echo, refused=seen, limits={"max_head_bytes": 2000}) as connect:
         client = await connect()
         await client.send(wire)
         refused, headers, body = await client.response()
         assert refused == status
         assert b'"error"' in body
         assert headers["connection"] == "close"
+        assert headers["content-type"] == "application/json"
+        assert [fault.status for fault in seen] == [status]
         await client.send(GET % b"smuggled")
         client.writer.write_eof()
         assert await client.ended() == b""

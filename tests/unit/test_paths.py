@@ -49,6 +49,14 @@ def test_other_methods_do_not_exist(method: str) -> None:
     assert PathTable().find(method, "/v1/chat/completions") is None
 
 
+def test_a_path_knows_its_methods() -> None:
+    table = PathTable(["/sleep"])
+    assert table.methods("/v1/chat/completions") == table.methods("/sleep") == ("POST",)
+    assert table.methods("/v1/models") == ("GET", "HEAD")
+    assert table.methods("/v1/responses/resp_1") == ("GET",)
+    assert table.methods("/wake_up") == ()
+
+
 def test_stored_responses_go_to_their_maker() -> None:
     table = PathTable()
     got = table.find("GET", "/v1/responses/resp_1")
