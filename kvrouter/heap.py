@@ -32,5 +32,5 @@ class Heap:
         self._frozen_blocks = min(self._frozen_blocks, blocks)
         if blocks >= self._frozen_blocks + max(GROWTH_BLOCKS, self._frozen_blocks // 4):
             self._frozen_blocks = blocks
-            gc.collect(1)
+            gc.collect(0)
             gc.freeze()

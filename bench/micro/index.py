@@ -26,6 +26,8 @@ from index_cases import (
     Chain,
     Prompt,
     Rival,
+    drawn_names,
+    hashed,
     load_rival,
     ours_of,
     stored,
@@ -41,6 +43,8 @@ from events import (
     encode_batch,
 )
 from indexer import PredictedBlocks, RadixIndex
+from indexer.snapshot import Loader, dump
+from kvrouter.heap import Heap
 
 RANK = WorkerRank("w")
 RATE = "M blocks/s"
@@ -188,24 +192,28 @@ class Bench:
             self.report("  the slowest of 60", "us", "5 ms", [[max(times)]])
 
     def clear(self) -> None:
-        """One of a hundred ranks loses its 20,000 blocks: half of each prompt is shared."""
+        """One of a hundred ranks loses its 20,000 blocks; half of each prompt is shared."""
         for length, goal in ((512, "1 ms"), (64, "-")):
-            shared = Prompt(self.rng, length // 2)
 
-            def once(length: int = length, shared: Prompt = shared) -> float:
+            def once(length: int = length) -> float:
                 index = RadixIndex()
-                for number in range(100):
-                    chains = 20_000 // (length // 2) if number == 0 else 2
-                    for _ in range(chains):
-                        own = Prompt(self.rng, length // 2)
-                        tokens = shared.token_ids + own.token_ids
-                        chain = Chain(self.rng, Prompt(self.rng, length, tokens), length)
-                        batch = EventBatch(0.0, [stored(chain)])
-                        index.apply(WorkerRank(f"w{number}"), batch)
+                self._fill(index, 100, length // 2, 20_000 // (length // 2), length // 2)
                 return cpu_s(lambda: index.clear(WorkerRank("w0")), 1) * 1e3
 
-            times = [[once() for _ in range(min(3, self.rounds))]]
+            times = [[once() for _ in range(self.rounds)]]
             self.report(f"clear 20,000 blocks, prompts of {length}", "ms", goal, times)
+
+    def _fill(self, index: RadixIndex, ranks: int, head: int, prompts: int, tail: int) -> bytes:
+        """Ranks that hold one head and prompts of their own behind it; returns its hashes."""
+        hashes = self.rng.randbytes(head * 8)
+        for number in range(ranks):
+            rank = WorkerRank(f"w{number}")
+            names = drawn_names(self.rng, head)
+            index.apply(rank, EventBatch(0.0, [hashed(names, hashes)]))
+            for _ in range(prompts):
+                own, behind = drawn_names(self.rng, tail), self.rng.randbytes(tail * 8)
+                index.apply(rank, EventBatch(0.0, [hashed(own, behind, names[-1])]))
+        return hashes
 
     # Memory and pauses
 
@@ -234,40 +242,49 @@ class Bench:
             self.report(f"memory a block, runs of {length}", "bytes", "95", [[fresh]])
             self.report(f"  after churn of {rounds}x the capacity", "bytes", "125", [[churned]])
 
-    def _store_anew(self, index: RadixIndex, at: int, names: array[int]) -> None:
-        chain = Chain(self.rng, Prompt(self.rng, len(names)), len(names))
-        names[:] = array("Q", chain.names)
-        payload = encode_batch(EventBatch(0.0, [stored(chain)]))
-        index.apply(WorkerRank(f"w{at % 4}"), decode_batch(payload))
+    def _store_anew(self, index: RadixIndex, at: int, names: "array[int]") -> None:
+        drawn = drawn_names(self.rng, len(names))
+        names[:] = array("Q", drawn)
+        event = hashed(drawn, self.rng.randbytes(len(names) * 8))
+        index.apply(WorkerRank(f"w{at % 4}"), EventBatch(0.0, [event]))
 
     def pause(self) -> None:
-        """The longest match (wall clock) while events are applied, two million entries."""
+        """The longest turn of 32 one-block events and a match, beside two million entries.
+
+        CPU time of the thread; a pause of the collector falls into one of the turns.
+        """
         index = RadixIndex()
-        head = Prompt(self.rng, 64)
-        for number in range(100):
-            rank = WorkerRank(f"w{number}")
-            for _ in range(40):
-                own = Prompt(self.rng, 448)
-                chain = Chain(self.rng, Prompt(self.rng, 512, head.token_ids + own.token_ids), 512)
-                batch = EventBatch(0.0, [stored(chain)])
-                index.apply(rank, batch)
-        hashes = ours_of(head)
-        chains = [Chain(self.rng, Prompt(self.rng, 512), 512) for _ in range(64)]
-        payloads = [encode_batch(batch) for batch in _batches(chains, 1, 32)]
-        longest: dict[str, list[float]] = {"as it is": [], "frozen": []}
-        for how, times in longest.items():
+        head = self._fill(index, 100, 64, 40, 500)
+        for how, goal in (("as it is", "-"), ("frozen", "5 ms")):
             if how == "frozen":
-                gc.collect()
-                gc.freeze()
-                gc.set_threshold(50_000, 20, 100)
-            for at, each in enumerate(payloads):
-                started = time.perf_counter()
-                index.apply(WorkerRank(f"w{at % 100}"), decode_batch(each))
-                index.match(hashes)
-                times.append((time.perf_counter() - started) * 1e3)
-            goal = "5 ms" if how == "frozen" else "-"
-            self.report(f"longest batch and match, {how}", "ms", goal, [[max(times)]])
+                Heap().start()
+            chains = [Chain(self.rng, Prompt(self.rng, 512), 512) for _ in range(64)]
+            times = []
+            for at, batch in enumerate(_batches(chains, 1, 32)):
+                payload = encode_batch(batch)
+                started = time.thread_time()
+                index.apply(WorkerRank(f"w{at // 512}"), decode_batch(payload))
+                index.match(head)
+                times.append((time.thread_time() - started) * 1e3)
+            self.report(f"the longest turn, heap {how}", "ms", goal, [[max(times)]])
+            self.report("  the median turn", "ms", "-", [times])
         gc.unfreeze()
+
+    def snapshot(self) -> None:
+        """Dumping and loading a million worker-blocks: in all, and the longest step."""
+        index = RadixIndex()
+        self._fill(index, 50, 64, 40, 500)
+        Heap().start()
+        chunks: list[bytes] = []
+        steps = dump(index)
+        dumping = list(_timed(lambda: chunks.append(next(steps)), StopIteration))
+        loader = Loader(RadixIndex())
+        waiting = iter(chunks)
+        loading = list(_timed(lambda: loader.feed(next(waiting)), StopIteration))
+        gc.unfreeze()
+        for name, times in (("dump", dumping), ("load", loading)):
+            self.report(f"{name} a million worker-blocks", "s", "-", [[sum(times)]])
+            self.report("  the longest step", "ms", "5 ms", [[max(times) * 1e3]])
 
     def predicted(self) -> None:
         """Expecting and expiring one prompt of 512 blocks."""
@@ -349,6 +366,17 @@ def _batches(chains: list[Chain], per_event: int, per_batch: int) -> Iterator[Ev
             yield EventBatch(0.0, events, dp_rank=0)
 
 
+def _timed(step: Work, end: type[Exception]) -> Iterator[float]:
+    """The CPU time of each step until `end` is raised."""
+    while True:
+        started = time.thread_time()
+        try:
+            step()
+        except end:
+            return
+        yield time.thread_time() - started
+
+
 def _traced() -> int:
     gc.collect()
     return tracemalloc.get_traced_memory()[0]
@@ -373,7 +401,7 @@ def _versions() -> dict[str, str | None]:
     return {"commit": commit.stdout.strip() or None, "python": platform.python_version()}
 
 
-CASES = ("match", "apply", "remove", "branch", "clear", "memory", "pause", "predicted")
+CASES = ("match", "apply", "remove", "branch", "clear", "memory", "pause", "snapshot", "predicted")
 
 
 def main() -> None:

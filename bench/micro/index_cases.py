@@ -27,7 +27,7 @@ class Chain:
 
     def __init__(self, rng: random.Random, prompt: Prompt, blocks: int) -> None:
         self.prompt = prompt
-        self.names = [rng.getrandbits(64) for _ in range(blocks)]
+        self.names = drawn_names(rng, blocks)
 
 
 def ours_of(prompt: Prompt) -> bytes:
@@ -49,6 +49,18 @@ def stored(
         token_ids=chain.prompt.token_ids[at * BLOCK_SIZE : end * BLOCK_SIZE],
         block_size=BLOCK_SIZE,
     )
+
+
+def hashed(names: list[int], hashes: bytes, parent: int | None = None) -> BlocksStored:
+    """The event that stores blocks of these names and hashes, as a relay tells it."""
+    return BlocksStored(
+        block_hashes=list(names), parent=parent, block_size=BLOCK_SIZE, hashes=hashes
+    )
+
+
+def drawn_names(rng: random.Random, count: int) -> list[int]:
+    """Names as an engine makes them."""
+    return [rng.getrandbits(64) for _ in range(count)]
 
 
 class Rival:
