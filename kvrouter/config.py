@@ -12,13 +12,27 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Meta
 
+from kvrouter.settings import hint
+
 PositiveFloat = Annotated[float, Meta(gt=0, le=1e12)]
 NonNegativeFloat = Annotated[float, Meta(ge=0, le=1e12)]
 PositiveInt = Annotated[int, Meta(ge=1)]
 Port = Annotated[int, Meta(ge=0, le=65535)]
-HttpUrl = Annotated[str, Meta(pattern=r"^https?://[^/\s?#]+/?$", description="http://host:port")]
+HttpUrl = Annotated[
+    str,
+    Meta(
+        pattern=r"^https?://[^/\s?#]+/?$",
+        description="http://host:port, without a path such as /v1",
+        examples=["http://gpu1:8000"],
+    ),
+]
 Endpoint = Annotated[
-    str, Meta(pattern=r"^(tcp://\S+:\d{1,5}|ipc://\S+)$", description="tcp://host:port")
+    str,
+    Meta(
+        pattern=r"^(tcp://\S+:\d{1,5}|ipc://\S+)$",
+        description="tcp://host:port or ipc://path",
+        examples=["tcp://gpu1:5557"],
+    ),
 ]
 
 NatsUrl = Annotated[
@@ -43,6 +57,7 @@ class RankEvents(_Section, frozen=True, kw_only=True):
     endpoint: Endpoint
     replay_endpoint: Endpoint | None = None
     topic: str = ""
+    """As in the engine's --kv-events-config; empty takes all."""
     dp_rank: Annotated[int, Meta(ge=0)] = 0
     bind: bool = False
     """The engine connects and the router binds (an endpoint without `*` on the engine's side)."""
@@ -61,7 +76,9 @@ class WorkerConfig(_Section, frozen=True, kw_only=True):
     relayed: bool = False
     """Its events come over NATS, from a `kvrouter relay` beside it."""
     block_size: PositiveInt | None = None
+    """In tokens. This and the next are learned from the engine's /metrics where absent."""
     capacity_blocks: PositiveInt | None = None
+    """Of each rank."""
 
 
 class PolicyConfig(_Section, frozen=True, kw_only=True):
@@ -132,6 +149,7 @@ class TokenizerConfig(_Section, frozen=True, kw_only=True):
     inline_bytes: Annotated[int, Meta(ge=0)] = 2048
     """Bodies up to this size are tokenized at once, longer ones in a thread."""
     max_queued: PositiveInt = 256
+    """Prompts that may wait for a thread; those beyond are routed by their length."""
     max_queued_bytes: PositiveInt = 268_435_456
     deadline_s: PositiveFloat = 5.0
     """A prompt that is not tokenized by then is routed by its length."""
@@ -194,6 +212,7 @@ class EventConfig(_Section, frozen=True, kw_only=True):
     silent_s: PositiveFloat = 10.0
     """A rank that was sent cacheable prompts and said nothing for this long is event-silent."""
     replay_timeout_s: PositiveFloat = 5.0
+    """For an engine to answer when it is asked for events that were lost."""
     replay_tries: PositiveInt = 3
 
 
@@ -305,7 +324,7 @@ def parse_config(tables: dict[str, Any]) -> Config:
             try:
                 msgspec.convert(tables[field.name], field.type)
             except msgspec.ValidationError as error:
-                problems.append(_with_path(field.name, str(error)))
+                problems.append(_with_path(field, str(error)))
     problems += [f"{name}: there is no such section" for name in sorted(set(tables) - _SECTIONS)]
     if problems:
         raise ConfigError("\n".join(problems))
@@ -318,9 +337,10 @@ def parse_config(tables: dict[str, Any]) -> Config:
 _SECTIONS = {field.name for field in msgspec.structs.fields(Config)}
 
 
-def _with_path(section: str, message: str) -> str:
+def _with_path(section: msgspec.structs.FieldInfo, message: str) -> str:
     what, _, path = message.partition(" - at `$")
-    return f"{section}{path.rstrip('`')}: {what}"
+    path = path.rstrip("`")
+    return f"{section.name}{path}: {hint(section.type, path, what)}"
 
 
 def worker_name(worker: WorkerConfig) -> str:
@@ -338,6 +358,8 @@ def _check_names(config: Config) -> None:
         seen.add(name)
         if worker.relayed and not config.nats.servers:
             raise ConfigError(f"workers[{index}].relayed: needs nats.servers")
+        for at, events in enumerate(worker.kv_events or ()):
+            _check_endpoint(f"workers[{index}].kv_events[{at}]", events)
 
 
 def _check_port(path: str, url: str) -> None:
@@ -345,6 +367,18 @@ def _check_port(path: str, url: str) -> None:
         urlsplit(url).port  # noqa: B018  # reading it is the check
     except ValueError as error:
         raise ConfigError(f"{path}: {error}") from error
+
+
+def _check_endpoint(path: str, events: RankEvents) -> None:
+    for name, endpoint in (
+        ("endpoint", events.endpoint),
+        ("replay_endpoint", events.replay_endpoint),
+    ):
+        if endpoint and "*" in endpoint and not events.bind:
+            raise ConfigError(
+                f"{path}.{name}: {endpoint} is where the engine listens; give the host that the "
+                f"router reaches it by"
+            )
 
 
 _PLAIN_LEAVES_OUT = ("copy_weight", "request_tokens", "fill_limit", "guard_ratio", "guard_slack")

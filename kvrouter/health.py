@@ -12,7 +12,7 @@ import aiohttp
 
 from kvrouter.config import HealthConfig
 from kvrouter.fleet import Fleet
-from kvrouter.joining import JoinError, learn
+from kvrouter.joining import JoinError, learn, reason
 from kvrouter.listening import Listeners
 from kvrouter.workers import Worker, WorkerEvent, WorkerFacts, WorkerState
 
@@ -36,6 +36,7 @@ class Keeper:
         self._session = session
         self._settings = settings
         self._failures_in_row = 0
+        self._told = ""
 
     async def run(self) -> None:
         """Join, then probe for ever; a worker that was lost joins again when it is back."""
@@ -55,6 +56,7 @@ class Keeper:
             self._failed(f"cannot join: {error}")
             return
         self._failures_in_row = 0
+        self._told = ""
         self._worker.problem = ""
         self._fleet.joined(self._worker, facts)
         self._listeners.listen(facts)
@@ -69,21 +71,21 @@ class Keeper:
             async with self._session.get(self._worker.url + "/health", timeout=timeout) as response:
                 problem = "" if response.status < 500 else f"/health says {response.status}"  # noqa: PLR2004
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            problem = f"/health failed: {error!r}"
+            problem = f"/health failed: {reason(error)}"
         if problem:
             self._failed(problem)
             return
         self._failures_in_row = 0
         self._worker.problem = ""
-        if self._worker.happened(WorkerEvent.PROBE_OK):
-            log.info("worker %s is back", self._worker.name)
+        self._worker.happened(WorkerEvent.PROBE_OK)
 
     def _failed(self, problem: str) -> None:
         self._failures_in_row += 1
         self._worker.problem = problem
         if self._failures_in_row < self._settings.failures:
             return
-        if self._worker.happened(WorkerEvent.PROBES_FAILED):
+        if self._worker.happened(WorkerEvent.PROBES_FAILED) and problem != self._told:
+            self._told = problem
             log.warning("worker %s is unreachable: %s", self._worker.name, problem)
 
 

@@ -34,6 +34,7 @@ ENGINE_CONNECTS = (
     "the engine connects its events to {endpoint} instead of listening: use tcp://*:PORT in "
     "--kv-events-config, or configure kv_events with bind = true here"
 )
+NEEDS_KEY = " (it wants an API key: give api_key for this worker, under [[workers]] in --config)"
 
 
 class JoinError(Exception):
@@ -75,12 +76,21 @@ async def _fetch(
                 return await response.content.read(_MAX_REPLY_BYTES)
             if optional:
                 return b""
-            hint = " (set api_key for this worker)" if response.status in (401, 403) else ""
+            hint = NEEDS_KEY if response.status in (401, 403) else ""
             raise JoinError(f"GET {path} was answered with {response.status}{hint}")
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
         if optional:
             return b""
-        raise JoinError(f"GET {path} failed: {error!r}") from error
+        raise JoinError(f"GET {path} failed: {reason(error)}") from error
+
+
+def reason(error: Exception) -> str:
+    """Why a request to an engine failed, in words."""
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return str(error.os_error)
+    return str(error) or type(error).__name__
 
 
 class _Models(msgspec.Struct):

@@ -83,7 +83,7 @@ def _rank(fleet: Fleet, pool: Pool, rank: WorkerRank, now: float) -> dict[str, A
         "blocks": pool.index.blocks(rank),
         "block_size": pool.block_size_of(rank),
         "capacity_blocks": pool.workers[rank.worker].facts.capacity_blocks,
-        "events": _events(state, now),
+        "events": _endpoints(pool, rank) | _events(state, now),
         "load": {
             "active_requests": load.active_requests,
             "prefill_tokens": load.prefill_tokens,
@@ -98,6 +98,13 @@ def _rank(fleet: Fleet, pool: Pool, rank: WorkerRank, now: float) -> dict[str, A
             "reported_tokens": state.proof.reported_tokens_total,
         },
     }
+
+
+def _endpoints(pool: Pool, rank: WorkerRank) -> dict[str, Any]:
+    events = pool.workers[rank.worker].facts.events.get(rank.dp_rank)
+    if events is None:
+        return {}
+    return {"endpoint": events.endpoint, "replay_endpoint": events.replay_endpoint}
 
 
 def _events(state: RankState, now: float) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import argparse
 import importlib.metadata
 from collections.abc import Sequence
 
-from kvrouter.commands import check, doctor, explain, relay, serve
+from kvrouter.commands import check, doctor, explain, relay, serve, settings
 from kvrouter.config import ConfigError
 from kvrouter.demo.command import add_command as add_demo_command
 from kvrouter.replay.command import add_command as add_replay_command
@@ -45,6 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     add_demo_command(commands)
     add_engine_command(commands)
     add_replay_command(commands)
+    settings.add_command(commands)
     check.add_command(commands)
     doctor.add_command(commands)
     explain.add_command(commands)

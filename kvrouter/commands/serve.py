@@ -70,7 +70,9 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         default=None,
         help="use the workers that `kvrouter relay` announces on NATS",
     )
-    parser.add_argument("--config", type=Path, metavar="FILE", help="a TOML file with all settings")
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help="a TOML file; `kvrouter settings` prints one"
+    )
     parser.add_argument("--access-log", action="store_true", default=None, help="log each request")
     parser.add_argument(
         "--log-level", choices=("debug", "info", "warning", "error"), default="info"

@@ -146,6 +146,7 @@ The router goes on serving. Try it from another terminal:
     -d '{{"model": "{MODEL}", "stream": true, "max_tokens": 20,
          "messages": [{{"role": "user", "content": "Hello"}}]}}'
 
+  curl http://127.0.0.1:{admin_port}/explain -d '{{"prompt": "Hello"}}'   where it would go, and why
   curl http://127.0.0.1:{admin_port}/workers       state of each engine
   curl http://127.0.0.1:{admin_port}/metrics       Prometheus metrics
 

@@ -2,6 +2,7 @@
 
 import asyncio
 
+import pytest
 from support.stack import engine_settings, stack, until
 
 from kvrouter.sim.timing import LinearTiming
@@ -25,10 +26,37 @@ async def test_workers_shows_each_rank_with_how_far_it_can_be_believed() -> None
             shown = await response.json()
         heard, deaf = shown["workers"]
         assert [rank["events"]["stream"] for rank in heard["ranks"]] == ["live", "live"]
+        endpoints = {rank["events"]["endpoint"] for rank in heard["ranks"]}
+        assert len(endpoints) == 2
+        assert all(endpoint.startswith("tcp://127.0.0.1:") for endpoint in endpoints)
         assert heard["notes"] == []
         assert deaf["ranks"][0]["view"] == "blind"
         assert "--kv-events-config" in deaf["notes"][0]
         assert shown["models"][0]["tokenizer"] == "exact"
+
+
+async def test_a_worker_that_wants_a_key_is_told_of_once_with_what_to_do(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It answers its probes and refuses to be joined, again and again."""
+    async with stack(engine_settings(api_key="secret"), wait_ready=False) as running:
+        worker = running.router.fleet.workers[running.name(0)]
+        asked = running.engines[0].received
+        await until(lambda: sum(each.path == "/v1/models" for each in asked) > 4)
+        assert "give api_key for this worker" in worker.problem
+    assert caplog.text.count("is unreachable") == 1
+    assert "api_key" in caplog.text
+
+
+async def test_a_worker_that_is_not_there_is_told_of_in_plain_words(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with stack(engine_settings()) as running:
+        await running.engines[0].kill()
+        worker = running.router.fleet.workers[running.name(0)]
+        await until(lambda: worker.state == "unreachable")
+        assert "Connect call failed" in worker.problem
+    assert "ClientConnector" not in caplog.text
 
 
 async def test_explain_decides_as_the_front_door_does_and_changes_nothing() -> None:
