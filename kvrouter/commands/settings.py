@@ -6,6 +6,17 @@ import sys
 from kvrouter.config import Config
 from kvrouter.settings import reference
 
+_HEAD = """\
+# All settings of `kvrouter serve --config FILE`, with their defaults. Behind `#` stands what has
+# none. Keep what you change, and check it with `kvrouter check FILE`. Flags win over the file.
+
+"""
+
+
+def text() -> str:
+    """The configuration file with all settings."""
+    return _HEAD + reference(Config)
+
 
 def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `settings` to the command line."""
@@ -21,5 +32,5 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
 def run(options: argparse.Namespace) -> int:
     """Print them; returns 0."""
     del options
-    sys.stdout.write(reference(Config))
+    sys.stdout.write(text())
     return 0
