@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 
-.PHONY: help setup demo test test-slow test-vllm check format clean
+.PHONY: help setup demo demo-replicas test test-slow test-vllm check format clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -19,6 +19,9 @@ $(READY): requirements.txt pyproject.toml
 
 demo: $(READY)  ## four simulated engines and the router, compared with round robin
 	$(BIN)/kvrouter demo
+
+demo-replicas: $(READY)  ## three routers that agree over NATS
+	$(BIN)/kvrouter demo --replicas 3
 
 test: $(READY)  ## the tests (a few minutes)
 	$(BIN)/python -m pytest

@@ -12,6 +12,7 @@ import aiohttp
 from kvrouter.arguments import port_number
 from kvrouter.demo.measure import Result, Talk
 from kvrouter.demo.processes import MODEL, engines, free_port, router
+from kvrouter.demo.replicas import Site, show
 from kvrouter.demo.workload import WorkloadSettings, conversations
 from kvrouter.startup import StartError
 
@@ -26,7 +27,7 @@ their batching and their KV events behave as recorded from a real vLLM.
 
 def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `demo` to the command line."""
-    text = "see it work: four simulated engines, round robin against kv"
+    text = "see it work: four simulated engines, round robin against kv, or several routers"
     parser = commands.add_parser(
         "demo",
         help=text,
@@ -48,6 +49,13 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         help="how many conversations of three turns (%(default)s)",
     )
     parser.add_argument(
+        "--replicas",
+        type=int,
+        default=1,
+        metavar="N",
+        help="show instead how N routers share what they know over NATS",
+    )
+    parser.add_argument(
         "--exit", action="store_true", help="end after the table, leave nothing running"
     )
     parser.set_defaults(run=run)
@@ -57,17 +65,36 @@ def run(options: argparse.Namespace) -> int:
     """Run the demo; returns the exit status. Raises StartError when a process does not start."""
     if options.conversations < 1:
         raise StartError("--conversations must be at least 1")
+    if options.replicas < 1:
+        raise StartError("--replicas must be at least 1")
     try:
-        asyncio.run(_demo(options))
+        asyncio.run(_demo(options) if options.replicas == 1 else _replicas_demo(options))
     except* aiohttp.ClientError as errors:
         raise StartError(f"a request of the demo failed: {errors.exceptions[0]!r}") from errors
     return 0
 
 
+async def _replicas_demo(options: argparse.Namespace) -> None:
+    async def linger(site: Site) -> None:
+        if not options.exit:
+            await _until_stopped(_replicas_invitation(site))
+
+    await show(options.replicas, ENGINES, options.port, options.admin_port, _say, linger)
+
+
+async def _until_stopped(invitation: str) -> None:
+    """Leave everything running until Ctrl-C or SIGTERM."""
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    _say(invitation)
+    await stop.wait()
+    _say("\nstopping\n")
+
+
 async def _demo(options: argparse.Namespace) -> None:
     settings = WorkloadSettings(conversations=options.conversations)
     port, admin_port = free_port(options.port), free_port(options.admin_port)
-    stop = asyncio.Event()
     _say(
         f"{settings.conversations} conversations of {settings.turns} turns about "
         f"{settings.documents} documents, {ENGINES} simulated engines.\n"
@@ -81,11 +108,7 @@ async def _demo(options: argparse.Namespace) -> None:
             if is_last:
                 _say(table(results))
                 if not options.exit:
-                    for number in (signal.SIGINT, signal.SIGTERM):
-                        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-                    _say(_invitation(port, admin_port))
-                    await stop.wait()
-                    _say("\nstopping\n")
+                    await _until_stopped(_invitation(port, admin_port))
 
 
 async def _measure(policy: str, settings: WorkloadSettings, port: int, admin_port: int) -> Result:
@@ -149,6 +172,24 @@ The router goes on serving. Try it from another terminal:
   curl http://127.0.0.1:{admin_port}/explain -d '{{"prompt": "Hello"}}'   where it would go, and why
   curl http://127.0.0.1:{admin_port}/workers       state of each engine
   curl http://127.0.0.1:{admin_port}/metrics       Prometheus metrics
+
+Ctrl-C ends it.
+"""
+
+
+def _replicas_invitation(site: Site) -> str:
+    routers = "\n".join(
+        f"  router {number}   clients http://127.0.0.1:{port}/v1   "
+        f"second port http://127.0.0.1:{admin_port}"
+        for number, (port, admin_port) in enumerate(
+            zip(site.ports, site.admin_ports, strict=True), 1
+        )
+    )
+    return f"""
+All go on serving. `replicas` in a router's GET /workers has what it knows of the others.
+
+{routers}
+  NATS       {site.nats.url}
 
 Ctrl-C ends it.
 """

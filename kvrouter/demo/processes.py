@@ -33,34 +33,31 @@ ENGINE_FLAGS = (
 
 
 @asynccontextmanager
-async def engines(count: int) -> AsyncIterator[list[str]]:
+async def engines(count: int, *more_flags: str) -> AsyncIterator[list[str]]:
     """Engines with empty caches; gives their URLs. Raises StartError if one does not start."""
     arguments = ("engine", "--port=0", f"--model={MODEL}", f"--tokenizer={MODEL_FOLDER}")
-    events = ("--kv-events-port=0", "--replay-port=0")
+    flags = ("--kv-events-port=0", "--replay-port=0", *ENGINE_FLAGS, *more_flags)
     async with contextlib.AsyncExitStack() as running:
         started = await asyncio.gather(
-            *(
-                running.enter_async_context(_process(*arguments, *events, *ENGINE_FLAGS))
-                for _ in range(count)
-            )
+            *(running.enter_async_context(_process(*arguments, *flags)) for _ in range(count))
         )
         yield list(await asyncio.gather(*(_engine_url(process) for process in started)))
 
 
 @asynccontextmanager
 async def router(
-    workers: Sequence[str], policy: str, port: int, admin_port: int
-) -> AsyncIterator[None]:
+    workers: Sequence[str], policy: str, port: int, admin_port: int, *more_flags: str
+) -> AsyncIterator[asyncio.subprocess.Process]:
     """A router before these workers, ready. Raises StartError if it does not become so."""
-    flags = [f"--worker={url}" for url in workers]
+    flags = [*more_flags, *(f"--worker={url}" for url in workers)]
     ports = (f"--port={port}", f"--admin-port={admin_port}")
     arguments = ("serve", f"--policy={policy}", "--log-level=warning", *ports, *flags)
     async with _process(*arguments) as process:
         await _ready(process, f"http://127.0.0.1:{admin_port}/ready")
-        yield
+        yield process
 
 
-def free_port(preferred: int) -> int:
+def free_port(preferred: int = 0) -> int:
     """The preferred port if nobody listens there, else any free one."""
     for port in (preferred, 0):
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -81,7 +78,7 @@ async def _process(*arguments: str) -> AsyncIterator[asyncio.subprocess.Process]
             stdout=asyncio.subprocess.PIPE,
             stderr=errors,
             start_new_session=True,  # Ctrl-C is the demo's, which stops them in order
-            preexec_fn=_end_with_parent,
+            preexec_fn=end_with_parent,
         )
         try:
             yield process
@@ -93,7 +90,7 @@ async def _process(*arguments: str) -> AsyncIterator[asyncio.subprocess.Process]
             await _stop(process)
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """Ask Linux to end this process when the demo is killed and cannot stop it."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

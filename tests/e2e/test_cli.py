@@ -49,6 +49,7 @@ async def serving(running: Command) -> tuple[str, str]:
         (["explain", "/nonexistent.json"], "/nonexistent.json"),
         (["explain", "-", "--admin", "http://127.0.0.1:9"], "no router answers"),
         (["demo", "--conversations", "0"], "--conversations"),
+        (["demo", "--replicas", "0"], "--replicas"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
@@ -171,6 +172,36 @@ async def test_the_demo_compares_two_policies() -> None:
     ]
     assert [row[0] for row in rows] == ["round_robin", "kv"]
     assert all(row[1].endswith("%") for row in rows)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+async def test_the_demo_of_several_routers_shows_that_they_agree() -> None:
+    ports = ("--port", "0", "--admin-port", "0")
+    status, output = await run("demo", "--replicas", "3", "--exit", *ports)
+    assert status == 0, output
+    rows = [line.split() for line in output.splitlines() if line.startswith("router ")]
+    totals = [row[-1] for row in rows if row[2].isdigit()]
+    assert totals == ["24"] * 3 + ["16"] * 5
+    chosen = {row[4] for row in rows if row[2] == "chose"}
+    assert len(chosen) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+async def test_ctrl_c_ends_the_demo_of_several_routers_with_all_that_it_started() -> None:
+    ports = ("--port", "0", "--admin-port", "0")
+    async with command("demo", "--replicas", "2", *ports) as running:
+        await running.line_with("Ctrl-C ends it")
+        children = _descendants(running.process.pid)
+        assert len(children) == 7
+        assert await running.stop(signal.SIGINT) == 0
+        assert not [child for child in children if child.exists()]
+
+
+def _descendants(pid: int) -> list[Path]:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [Path(f"/proc/{child}") for child in children]
 
 
 async def test_a_router_without_free_file_descriptors_goes_on_and_recovers() -> None:

@@ -9,7 +9,8 @@ from support.streams import eventually, running
 
 from events.nats_link import LinkState, NatsLink, Received
 from events.subjects import Subjects, escape, unescape
-from kvrouter.demo.nats_server import NatsServer, free_port
+from kvrouter.demo.nats_server import NatsServer
+from kvrouter.demo.processes import free_port
 
 
 class Ear:

@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
-from kvrouter.demo.nats_server import NatsServer, free_port
+from kvrouter.demo.nats_server import NatsServer
+from kvrouter.demo.processes import free_port
 
 DEPLOYED = Path(__file__).parent.parent.parent / "deploy" / "nats"
 ROUTER = {"user": "router", "password": "router-secret"}
