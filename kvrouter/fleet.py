@@ -247,6 +247,13 @@ class Fleet:
         state.proof.forget()
         pool.forget(rank)
 
+    def unheard(self, rank: WorkerRank) -> None:
+        """Nobody listens to the rank any more: nothing would tell of blocks that it loses."""
+        state = self.ranks.get(rank)
+        if state is not None:
+            state.source = state.stream = None
+            self.on_resync(rank, ResyncReason.RESTART)
+
     def on_state(self, rank: WorkerRank, stream: StreamState) -> None:
         """The state of a rank's event stream has changed."""
         state = self.ranks.get(rank)

@@ -78,5 +78,4 @@ class Listeners:
         task = self._tasks.pop(rank)
         task.cancel()
         self._stopped = [each for each in (*self._stopped, task) if not each.done()]
-        if rank in self._fleet.ranks:
-            self._fleet.ranks[rank].source = None
+        self._fleet.unheard(rank)

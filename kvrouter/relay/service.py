@@ -166,6 +166,8 @@ class RelayedEngine:
             async with background(runs):
                 while await self._came_back() in (None, endpoints):
                     pass
+            for dp_rank, _ in endpoints:  # it publishes elsewhere: nobody tells of old blocks
+                self._relay.on_resync(WorkerRank(self.name, dp_rank), ResyncReason.RESTART)
 
     async def _came_back(self) -> list[tuple[int, RankEvents]] | None:
         """Wait until the engine has been gone and is back; what it publishes then."""

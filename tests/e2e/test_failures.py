@@ -4,11 +4,13 @@ import asyncio
 import json
 import socket
 import time
+from dataclasses import replace
 
 import aiohttp
 import pytest
 from support.stack import Stack, engine_settings, stack, until
 
+from kvrouter.sim.server import SimServer
 from kvrouter.sim.timing import LinearTiming
 
 SLOW = LinearTiming(base_s=0.02, prefill_token_s=0.0, decode_sequence_s=0.0)
@@ -155,6 +157,37 @@ async def test_a_dead_worker_is_passed_over_and_comes_back() -> None:
             assert response.status == 200
             names.add(response.headers["x-kvrouter-worker"])
         assert names == {running.name(0), running.name(1)}
+
+
+async def test_a_worker_whose_events_moved_is_heard_at_their_new_place_and_starts_cold() -> None:
+    """E19: unreachable, then up elsewhere: the same URL, but events at other ports."""
+    text = "what the old engine held " * 20
+    async with stack(engine_settings()) as running:
+        await running.chat(text)
+        await running.caught_up()
+        old = running.engines[0]
+        fleet = running.router.fleet
+        rank, state = next(iter(fleet.ranks.items()))
+        worker, index = fleet.workers[rank.worker], fleet.pools["tiny"].index
+        assert index.blocks(rank) > 0
+        await old.kill()
+        await until(lambda: state.stream == "connecting" and worker.state == "unreachable")
+        moved = SimServer(replace(old.settings, port=old.port))
+        running.engines[0] = moved
+        await moved.start()
+        try:
+            assert not {each.ports for each in moved.ranks} & set(old._ports)
+            await until(lambda: worker.state == "ready" and state.stream == "live")
+            assert index.blocks(rank) == 0
+            for cached in (False, True):
+                response = await running.chat(text)
+                usage = (await response.json())["usage"]
+                reported = usage["prompt_tokens_details"]["cached_tokens"]
+                assert int(response.headers["x-kvrouter-predicted-cached-tokens"]) == reported
+                assert (reported > 0) == cached
+                await running.caught_up()
+        finally:
+            await moved.stop()
 
 
 async def test_a_restarted_engine_has_no_blocks_until_it_stores_some() -> None:

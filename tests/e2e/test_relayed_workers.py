@@ -4,6 +4,7 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from kvrouter.config import parse_config
 from kvrouter.demo.nats_server import NatsServer
 from kvrouter.relay.service import Relay
 from kvrouter.relay.wiring import relaying
+from kvrouter.sim.server import SimServer
 from kvrouter.wiring import Router
 
 TEXT = "a document that is asked about again and again " * 40
@@ -131,6 +133,30 @@ async def test_an_engine_that_restarts_leaves_no_phantoms(server: NatsServer) ->
         await until(lambda: sum(blocks(late).values()) == 0)
         await made.chat(router, "after the restart " * 30)
         await until(lambda: 0 < sum(blocks(router).values()) == sum(blocks(late).values()))
+
+
+async def test_an_engine_whose_events_moved_leaves_no_phantoms(server: NatsServer) -> None:
+    """E19: it is back at its URL, but publishes at other ports; the relay must let go as well."""
+    async with group(engines=1, routers=1, **relayed(server)) as made, relay_for(made, server):
+        (router,) = made.routers
+        await until(lambda: hears(router))
+        await made.chat(router, TEXT)
+        await until(lambda: sum(blocks(router).values()) > 10)
+        (old,) = made.engines
+        await old.kill()
+        (worker,) = router.fleet.workers.values()
+        await until(lambda: worker.state == "unreachable")
+        moved = SimServer(replace(old.settings, port=old.port))
+        await moved.start()
+        try:
+            await until(lambda: worker.state == "ready" and hears(router))
+            await until(lambda: sum(blocks(router).values()) == 0)
+            await made.chat(router, "after the move " * 30)
+            await until(lambda: sum(blocks(router).values()) > 5)
+            late = await made.add_router()
+            await until(lambda: blocks(late) == blocks(router))
+        finally:
+            await moved.stop()
 
 
 async def test_workers_come_and_go_as_relays_announce_them(server: NatsServer) -> None:

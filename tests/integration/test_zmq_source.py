@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -14,9 +15,10 @@ import zmq
 import zmq.asyncio
 from support.streams import FaultyPublisher, RecordingSink, eventually, payload, running
 
-from events import EventBatch, WorkerRank
+from events import BlocksCleared, BlocksStored, EventBatch, WorkerRank, encode_batch
 from events.stream import ResyncReason, StreamState, SubscriptionSettings
 from events.zmq_source import SourceSettings, ZmqSource
+from indexer import RadixIndex
 
 RANK = WorkerRank("w1")
 QUICK = SubscriptionSettings(replay_timeout_s=0.3, replay_pause_s=0.5, silent_after_s=0.2)
@@ -27,6 +29,7 @@ SETTINGS = SourceSettings(reconnect_s=0.02, reconnect_max_s=0.1, subscription=QU
 def context() -> Iterator[zmq.asyncio.Context]:
     context = zmq.asyncio.Context()
     yield context
+    FaultyPublisher.close_all()
     context.destroy(linger=0)
 
 
@@ -160,6 +163,95 @@ async def test_a_replay_with_a_hole_costs_the_blocks(line: Line) -> None:
         await eventually(line.holds(*range(6, 10)))
     publisher.close()
     assert line.sink.resyncs == [ResyncReason.REPLAY_HOLE]
+
+
+BURST = 4000
+BURST_BYTES = 8_000_000
+"""More than the buffers of the system hold, and more messages than a default socket queues."""
+
+
+class Flood(threading.Thread):
+    """An engine of which nobody reads: sends until it is done, or its own queue stays full.
+
+    It is patient for as long as the system moves anything, so that what is lost is lost because
+    the reader's socket takes no more. `frames` are those of the message with a number.
+    """
+
+    def __init__(
+        self, socket: "zmq.Socket[bytes]", frames: Callable[[int], list[bytes]], count: int
+    ) -> None:
+        super().__init__()
+        self._socket = socket
+        self._frames = frames
+        self._count = count
+        self.lost = 0
+
+    def run(self) -> None:
+        for number in range(self._count):
+            if not self._send(self._frames(number)):
+                self.lost = self._count - number
+                return
+
+    def _send(self, frames: list[bytes]) -> bool:
+        until = time.monotonic() + 1.0
+        while time.monotonic() < until:
+            try:
+                self._socket.send_multipart(frames, zmq.NOBLOCK)
+            except zmq.Again:
+                time.sleep(0.001)
+            else:
+                return True
+        return False
+
+
+def numbered(number: int) -> list[bytes]:
+    """A seqno and a payload of 2 kB that decodes."""
+    tokens = [number] * (BURST_BYTES // BURST // 5)
+    stored = BlocksStored(block_hashes=[number], token_ids=tokens, block_size=len(tokens))
+    return [number.to_bytes(8, "big"), encode_batch(EventBatch(float(number), [stored], 0))]
+
+
+async def test_a_reader_that_is_slow_loses_no_live_batch(line: Line) -> None:
+    """E9: the loop is held up (a large prompt, a slow disk) while an engine publishes a burst."""
+    plain: zmq.Context[zmq.Socket[bytes]] = zmq.Context(shadow=line.context.underlying)
+    with plain.socket(zmq.XPUB) as pub:
+        pub.setsockopt(zmq.LINGER, 0)
+        pub.setsockopt(zmq.XPUB_NODROP, 1)
+        pub.bind(line.endpoint)
+        source = line.source(replay=False)
+        async with running(source):
+            await eventually(lambda: pub.poll(0) != 0)
+            flood = Flood(pub, lambda number: [b"", *numbered(number)], BURST)
+            flood.start()
+            flood.join()  # holds up the loop, which is the case
+            assert flood.lost == 0
+            await eventually(lambda: len(line.sink.held) == BURST)
+    assert line.sink.held == list(range(BURST))
+    assert line.sink.resyncs == []
+
+
+async def test_a_reader_that_is_slow_loses_nothing_of_a_replay(line: Line) -> None:
+    """E7, E9: engines drop replies to who does not read, and send the end marker all the same."""
+    plain: zmq.Context[zmq.Socket[bytes]] = zmq.Context(shadow=line.context.underlying)
+    publisher = line.publisher(replay=False)
+    with plain.socket(zmq.ROUTER) as router:
+        router.setsockopt(zmq.LINGER, 0)
+        router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        router.bind(line.replay_endpoint)
+        patient = replace(SETTINGS, subscription=replace(QUICK, replay_timeout_s=20.0))
+        source = line.source(settings=patient)
+        async with running(publisher, source):
+            await eventually(lambda: router.poll(0) != 0)
+            client, *_ = router.recv_multipart()
+            flood = Flood(router, lambda number: [client, b"", b"", *numbered(number)], BURST)
+            flood.start()
+            flood.join()
+            assert flood.lost == 0
+            router.send_multipart([client, b"", b"", b"\xff" * 8, b""])
+            await eventually(lambda: source.state is StreamState.LIVE)
+    publisher.close()
+    assert line.sink.held == list(range(BURST))
+    assert line.sink.resyncs == []
 
 
 async def test_a_dead_replay_socket_stops_nothing(line: Line) -> None:
@@ -437,7 +529,7 @@ async def test_a_cancelled_source_leaves_no_socket_and_no_reader(line: Line) -> 
 
 
 async def test_both_dp_ranks_are_heard(context: zmq.asyncio.Context, tmp_path: Path) -> None:
-    """E13, E17: one publisher and one source for each rank."""
+    """E17: one publisher and one source for each rank."""
     sink = RecordingSink()
     publishers, sources = [], []
     for dp_rank in range(2):
@@ -458,6 +550,47 @@ async def test_both_dp_ranks_are_heard(context: zmq.asyncio.Context, tmp_path: P
     assert all(source.stats.foreign_dp_rank == 0 for source in sources)
 
 
+class IndexSink(RecordingSink):
+    """Also keeps the blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.index = RadixIndex()
+
+    def on_batch(self, rank: WorkerRank, batch: EventBatch) -> None:
+        super().on_batch(rank, batch)
+        self.index.apply(rank, batch)
+
+
+async def test_a_clear_of_one_dp_rank_leaves_the_other_its_blocks(
+    context: zmq.asyncio.Context, tmp_path: Path
+) -> None:
+    """E13: both ranks are behind one address, and only their streams tell them apart."""
+    sink = IndexSink()
+    ranks = [WorkerRank("w1", dp_rank) for dp_rank in range(2)]
+    publishers = [
+        FaultyPublisher(f"ipc://{tmp_path}/e{n}", context=context) for n, _ in enumerate(ranks)
+    ]
+    sources = [
+        ZmqSource(rank, publisher.endpoint, sink, settings=SETTINGS, context=context)
+        for rank, publisher in zip(ranks, publishers, strict=True)
+    ]
+    async with running(*publishers, *sources):
+
+        def each_holds_a_block() -> bool:
+            for rank, publisher in zip(ranks, publishers, strict=True):
+                publisher.publish(payload(1, dp_rank=rank.dp_rank))
+            return all(sink.index.blocks(rank) for rank in ranks)
+
+        await eventually(each_holds_a_block)
+        publishers[1].publish(encode_batch(EventBatch(9.0, [BlocksCleared()], 1)))
+        await eventually(lambda: sink.index.blocks(ranks[1]) == 0)
+        await eventually(lambda: 9 in sink.held)
+        assert sink.index.blocks(ranks[0]) > 0
+    for publisher in publishers:
+        publisher.close()
+
+
 async def test_a_foreign_dp_rank_is_refused_where_ranks_are_known(line: Line) -> None:
     """E17: the endpoints of two ranks were mixed up."""
     strict = replace(SETTINGS, subscription=replace(QUICK, strict_dp_rank=True))
@@ -470,31 +603,53 @@ async def test_a_foreign_dp_rank_is_refused_where_ranks_are_known(line: Line) ->
     assert source.stats.foreign_dp_rank == 1
 
 
-async def test_128_publishers_need_no_threads_and_lose_nothing(tmp_path: Path) -> None:
+def open_files() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+def threads() -> int:
+    return sum(1 for _ in Path("/proc/self/task").iterdir())
+
+
+async def test_128_publishers_need_no_threads_no_files_but_sockets_and_lose_nothing(
+    tmp_path: Path,
+) -> None:
     """E20: a fleet on one router."""
-    context = zmq.asyncio.Context()
+    publishing, listening_context = zmq.asyncio.Context(), zmq.asyncio.Context()
     sink = RecordingSink()
-    publishers, sources = [], []
-    for number in range(128):
-        endpoint, replay = f"ipc://{tmp_path}/e{number}", f"ipc://{tmp_path}/r{number}"
-        publishers.append(FaultyPublisher(endpoint, replay_endpoint=replay, context=context))
-        sources.append(
-            ZmqSource(
-                WorkerRank(f"w{number}"),
-                endpoint,
-                sink,
-                replay_endpoint=replay,
-                settings=SETTINGS,
-                context=context,
-            )
+    publishers = [
+        FaultyPublisher(
+            f"ipc://{tmp_path}/e{number}",
+            replay_endpoint=f"ipc://{tmp_path}/r{number}",
+            context=publishing,
         )
+        for number in range(128)
+    ]
+    files, workers = open_files(), threads()
+    sources = [
+        ZmqSource(
+            WorkerRank(f"w{number}"),
+            publisher.endpoint,
+            sink,
+            replay_endpoint=publisher.replay_endpoint,
+            settings=SETTINGS,
+            context=listening_context,
+        )
+        for number, publisher in enumerate(publishers)
+    ]
     async with running(*publishers, *sources):
         await eventually(lambda: all(s.state is StreamState.LIVE for s in sources), within_s=30)
+        # What stays open: SUB and its monitor (three), its connection, and the engine's end of it.
+        await eventually(lambda: open_files() <= files + 5 * 128 + 10, within_s=30)
         for publisher in publishers:
             publish(publisher, *range(10))
         await eventually(lambda: len(sink.held) == 1280, within_s=30)
+        assert threads() <= workers + 2  # one for all I/O, one that closes sockets
+        assert open_files() <= files + 5 * 128 + 10
+    await eventually(lambda: open_files() <= files + 10)
     for publisher in publishers:
         publisher.close()
-    context.destroy(linger=0)
+    for context in (publishing, listening_context):
+        context.destroy(linger=0)
     assert sink.resyncs == []
     assert len(sink.ranks) == 128

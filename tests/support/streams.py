@@ -4,7 +4,8 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from typing import Protocol
+from typing import Any, ClassVar, Protocol
+from weakref import WeakSet
 
 from events import BlocksStored, EventBatch, WorkerRank, encode_batch
 from events.stream import ResyncReason, StreamState
@@ -64,6 +65,17 @@ class FaultyPublisher(ZmqPublisher):
     mute = False
     endless = False
     _held: tuple[int, bytes] | None = None
+    made: ClassVar[WeakSet["FaultyPublisher"]] = WeakSet()
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.made.add(self)
+
+    @classmethod
+    def close_all(cls) -> None:
+        """Close those that a failed test has left open: their context would wait for ever."""
+        for publisher in list(cls.made):
+            publisher.close()
 
     def _send(self, seqno: int, payload: bytes) -> None:
         if seqno in self.drop:
