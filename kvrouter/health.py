@@ -12,6 +12,7 @@ import aiohttp
 
 from kvrouter.config import HealthConfig
 from kvrouter.fleet import Fleet
+from kvrouter.http.engine import lacks_descriptors
 from kvrouter.joining import JoinError, learn, reason
 from kvrouter.listening import Listeners
 from kvrouter.workers import Worker, WorkerEvent, WorkerFacts, WorkerState
@@ -71,6 +72,8 @@ class Keeper:
             async with self._session.get(self._worker.url + "/health", timeout=timeout) as response:
                 problem = "" if response.status < 500 else f"/health says {response.status}"  # noqa: PLR2004
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            if lacks_descriptors(error):
+                return  # which says nothing about the worker
             problem = f"/health failed: {reason(error)}"
         if problem:
             self._failed(problem)

@@ -22,7 +22,14 @@ from kvrouter.http.engine_connection import (
 )
 from kvrouter.http.headers import Headers
 
-__all__ = ["EngineClient", "EngineError", "EngineFailure", "EngineRequest", "EngineResponse"]
+__all__ = [
+    "EngineClient",
+    "EngineError",
+    "EngineFailure",
+    "EngineRequest",
+    "EngineResponse",
+    "lacks_descriptors",
+]
 
 POOL_KEEPALIVE_S = 4.0
 """Shorter than the 5 s after which vLLM's server closes an idle connection."""
@@ -197,7 +204,12 @@ class Host:
             message = f"no connection within {self._connect_s:g} s"
             raise EngineError(EngineFailure.UNREACHABLE, message) from error
         except OSError as error:
-            raise EngineError(_failure(error), str(error) or type(error).__name__) from error
+            failure = (
+                EngineFailure.NO_DESCRIPTORS
+                if lacks_descriptors(error)
+                else EngineFailure.UNREACHABLE
+            )
+            raise EngineError(failure, str(error) or type(error).__name__) from error
         return connection
 
     def give_back(self, connection: EngineConnection) -> None:
@@ -230,7 +242,6 @@ def _head(request: EngineRequest, host: str) -> bytes:
     return "\r\n".join(lines).encode("latin-1")
 
 
-def _failure(error: OSError) -> EngineFailure:
-    if error.errno in (errno.EMFILE, errno.ENFILE):
-        return EngineFailure.NO_DESCRIPTORS
-    return EngineFailure.UNREACHABLE
+def lacks_descriptors(error: Exception) -> bool:
+    """Whether a connection failed because this process may open no more files."""
+    return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)

@@ -74,10 +74,10 @@ class Api:
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         data = await request.read()
-        if self._faults.hang_before_first_byte:
-            await _forever()
         if self._faults.refuse:
             return self._refusal(self._faults.refuse.popleft())
+        if self._faults.hang_before_first_byte:
+            await _forever()
         endpoint = Endpoint(request.path)
         if endpoint is Endpoint.RESPONSES:
             data = self._conversations.continued(data)

@@ -101,17 +101,22 @@ async def test_a_client_that_leaves_while_its_prompt_waits_to_be_tokenized() -> 
         assert not any(b"LEAVES" in each.body for each in running.posts(0))
 
 
-async def test_a_client_that_leaves_during_a_retry() -> None:
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_leaves_during_a_retry(stream: bool) -> None:
     """B1: the first worker refused, the second hangs."""
     async with stack() as running:
-        for engine in running.engines:
-            engine.faults.refuse_next(503)
-        running.engines[0].faults.hang_before_first_byte = True
-        running.engines[1].faults.hang_before_first_byte = True
-        async with raw_request(running, stream=True):
+        first, second = (engine.faults for engine in running.engines)
+        first.hang_before_first_byte = second.hang_before_first_byte = True
+        second.refuse = first.refuse  # one refusal, by whoever is asked first
+        first.refuse_next(503)
+        async with raw_request(running, stream=stream):
+            await until(lambda: sum(engine.active for engine in running.engines) == 1)
+            await until(lambda: settled(running, Outcome.BACKPRESSURE) == 1)
             await until(lambda: active(running) == 1)
+            assert len(running.posts(0)) == len(running.posts(1)) == 1
         await gone(running)
-        assert active(running) == 0
+        assert settled(running, Outcome.CLIENT_GONE) == 1
+        assert sum(engine.aborted for engine in running.engines) == 1
 
 
 async def test_a_long_stream_stays_booked_and_grows() -> None:

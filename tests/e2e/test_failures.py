@@ -2,15 +2,21 @@
 
 import asyncio
 import json
+import os
+import resource
 import socket
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import aiohttp
 import pytest
 from support.stack import Stack, engine_settings, stack, until
 
+from kvrouter.sim.faults import Faults
 from kvrouter.sim.server import SimServer
+from kvrouter.sim.settings import CoreSettings
 from kvrouter.sim.timing import LinearTiming
 
 SLOW = LinearTiming(base_s=0.02, prefill_token_s=0.0, decode_sequence_s=0.0)
@@ -89,9 +95,10 @@ async def test_a_full_engine_is_backpressure_and_its_answer_is_passed_on() -> No
 
 async def test_prompts_that_are_too_long_trip_nothing_and_are_not_retried() -> None:
     """F7: 400 is the client's fault, fifty times over."""
-    async with stack() as running:
+    short = engine_settings(core=CoreSettings(num_blocks=65, max_model_len=64))
+    async with stack(short, short) as running:
         for _ in range(50):
-            response = await running.chat("word " * 9000)
+            response = await running.chat("word " * 70)
             assert response.status == 400
         assert len(running.posts(0)) + len(running.posts(1)) == 50
         assert all(w.breaker.state == "closed" for w in running.router.fleet.workers.values())
@@ -257,14 +264,28 @@ async def test_a_stream_that_falls_silent_is_ended() -> None:
 
 async def test_a_black_holed_worker_costs_the_connect_deadline_and_then_another_is_tried() -> None:
     """F11: packets to a worker vanish; connections are never made."""
-    async with stack(timeouts={"connect_s": 0.3}) as running:
+    connect_s = 0.4
+    async with stack(timeouts={"connect_s": connect_s}) as running:
         blocked = _black_hole()
         try:
             address = blocked[0].getsockname()
             worker = running.router.fleet.workers[running.name(0)]
             worker.url = f"http://127.0.0.1:{address[1]}"
-            responses = [await running.chat(f"{number} x") for number in range(4)]
-            assert [each.status for each in responses] == [200] * 4
+            delayed = 0
+            for number in range(4):
+                lost, started_at = outcomes(running, "engine_failed"), time.monotonic()
+                response = await running.chat(f"{number} x")
+                took_s = time.monotonic() - started_at
+                assert response.status == 200
+                assert response.headers["x-kvrouter-worker"] == running.name(1)
+                if outcomes(running, "engine_failed") > lost:
+                    delayed += 1
+                    assert connect_s <= took_s < 4 * connect_s
+                else:
+                    assert took_s < connect_s
+            assert delayed >= 1
+            assert running.posts(0) == []
+            assert len(running.posts(1)) == 4
         finally:
             for each in blocked:
                 each.close()
@@ -293,6 +314,88 @@ async def test_idle_connections_that_engines_close_cost_no_client_an_error() -> 
             )
             assert [each.status for each in responses] == [200] * 8
             await asyncio.sleep(0.19 + 0.002 * burst)  # not for a state: the pause is the case
+
+
+async def test_a_trial_whose_client_leaves_frees_the_way_for_the_next_one() -> None:
+    """A broken worker's one trial request is given up by its client: that must not be the last."""
+    breaker = {"failures": 1, "open_s": 0.05, "max_open_s": 0.05}
+    async with stack(breaker=breaker) as running:
+        breakers = [worker.breaker for worker in running.router.fleet.workers.values()]
+        for engine in running.engines:
+            engine.faults.refuse_next(500)
+        assert (await running.chat("both break")).status == 500
+        await until(lambda: all(each.allows(time.monotonic()) for each in breakers))
+        for engine in running.engines:
+            engine.faults.hang_before_first_byte = True
+        trials = [asyncio.create_task(running.chat(f"trial {number}")) for number in range(2)]
+        await until(lambda: [engine.active for engine in running.engines] == [1, 1])
+        assert [each.state for each in breakers] == ["half_open"] * 2
+        for trial in trials:
+            trial.cancel()
+        await running.settled()
+        assert all(each.allows(time.monotonic()) for each in breakers)
+        for engine in running.engines:
+            engine.faults.hang_before_first_byte = False
+        responses = [await running.chat(f"{number} again") for number in range(6)]
+        assert {each.status for each in responses} == {200}
+        assert len({each.headers["x-kvrouter-worker"] for each in responses}) == 2
+        assert [each.state for each in breakers] == ["closed"] * 2
+
+
+@pytest.mark.parametrize("status", [429, 503])
+async def test_an_engines_retry_after_keeps_requests_away_for_as_long_as_it_says(
+    status: int,
+) -> None:
+    """F8: it is full and knows for how long; another worker answers meanwhile."""
+    async with stack(breaker={"backoff_s": 0.01}) as running:
+        full, other = running.engines
+        full.faults.retry_after_s = 7
+        full.faults.refuse_next(status, times=100)
+        asked_at = time.monotonic()
+        responses = [await running.chat(f"{number} hello") for number in range(12)]
+        assert {each.status for each in responses} == {200}
+        assert len(full.faults.refuse) == 99
+        assert len(running.posts(1)) == 12
+        breaker = running.router.fleet.workers[running.name(0)].breaker
+        assert breaker.backs_off(asked_at + 6.9)
+        assert not breaker.backs_off(time.monotonic() + 7.1)
+        assert breaker.state == "closed"
+        assert other.faults == Faults()
+
+
+async def test_a_router_out_of_descriptors_blames_itself_and_no_worker() -> None:
+    """F12: no socket for a new connection; the workers are well, and stay so for everybody."""
+    async with stack(engine_settings(keep_alive_s=0.01), breaker={"failures": 2}) as running:
+        worker = running.router.fleet.workers[running.name(0)]
+        assert (await running.chat("makes the client's connection")).status == 200
+        async with no_free_descriptors():
+            for _ in range(20):  # longer than it takes to find a worker unreachable by probes
+                response = await running.chat("hello")
+                assert response.status == 503
+                error = (await response.json())["error"]
+                assert "ulimit" in error["message"]
+                assert response.headers["Retry-After"] == "1"
+                await asyncio.sleep(0.02)  # not for a state: time for probes
+            assert worker.breaker.state == "closed"
+            assert worker.state == "ready"
+            assert worker.problem == ""
+        assert outcomes(running, "internal_error") == 20
+        assert outcomes(running, "engine_failed") == 0
+        assert (await running.chat("hello")).status == 200
+
+
+@asynccontextmanager
+async def no_free_descriptors() -> AsyncIterator[None]:
+    """This process can open no more files than it has, once its engines' idle ones are closed."""
+    await asyncio.sleep(0.1)  # not for a state: connections of probes rest for less
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.open("/dev/null", os.O_RDONLY)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 async def test_a_slow_breaker_opens_and_requests_go_elsewhere_at_once() -> None:

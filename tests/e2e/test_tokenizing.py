@@ -1,10 +1,18 @@
 """Tokenization in a running router: the chosen encoder, ids for engines, counts compared."""
 
+import asyncio
 import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from random import Random
 
+import aiohttp
 import pytest
+from support.processes import command
 from support.stack import TINYMODEL, Stack, engine_settings, stack
 
+from kvrouter.sim.server import SimServer
 from kvrouter.token_counts import MIN_EQUAL
 
 LONG = "The harbour lay quiet in the morning, and the ships were still at anchor. " * 4
@@ -122,3 +130,56 @@ async def test_bytes_are_taken_for_tokens_if_asked() -> None:
         explained = await running.explain(messages=[{"role": "user", "content": LONG}])
         assert explained["prompt"]["fidelity"] == "approximate"
         assert sum(each["predicted_blocks"] for each in explained["candidates"]) > 0
+
+
+@pytest.mark.slow
+async def test_health_answers_in_time_while_eight_prompts_of_128k_tokens_arrive_at_once() -> None:
+    """T6: a probe that is not answered in time makes an orchestrator kill the router."""
+    bodies = [
+        {"model": "tiny", "prompt": "".join(Random(number).choices("abcdefg hijk lm", k=300_000))}
+        for number in range(8)
+    ]
+    async with refusing_engine(400, times=len(bodies)) as url:
+        flags = ("--worker", url, "--tokenizer", TINYMODEL, "--port", "0", "--admin-port", "0")
+        async with command("serve", *flags) as router, aiohttp.ClientSession() as session:
+            clients = (await router.line_with("clients: ")).split("clients: ")[1].strip()
+            admin = (await router.line_with("second port: ")).split("second port: ")[1].strip()
+            await router.line_with("prompts are encoded by")
+            waits_s: list[float] = []
+
+            async def ask_for_health() -> None:
+                asked_at = time.monotonic()
+                async with session.get(f"{admin}/health") as response:
+                    assert response.status == 200
+                waits_s.append(time.monotonic() - asked_at)
+
+            async def send(body: dict[str, str]) -> int:
+                async with session.post(f"{clients}/completions", json=body) as response:
+                    return response.status
+
+            async with asyncio.TaskGroup() as group:
+                sent = [group.create_task(send(body)) for body in bodies]
+                while not all(task.done() for task in sent):
+                    group.create_task(ask_for_health())
+                    await asyncio.sleep(0.1)
+            assert [task.result() for task in sent] == [400] * 8, "what the engine answers"
+            async with session.get(f"{admin}/metrics") as response:
+                metrics = dict(line.rsplit(" ", 1) for line in (await response.text()).splitlines())
+            assert float(metrics['kvrouter_prompts_total{fidelity="exact"}']) == 8
+            assert float(metrics["kvrouter_prompt_tokens_total"]) >= 8 * 128_000
+            assert len(waits_s) >= 8
+            waits_s.sort()
+            p99_s = waits_s[int(len(waits_s) * 0.99)]
+            assert p99_s < 0.25, f"{len(waits_s)} asked, worst {waits_s[-1]:.3f} s"
+
+
+@asynccontextmanager
+async def refusing_engine(status: int, *, times: int) -> AsyncIterator[str]:
+    """The URL of an engine that spends no time on prompts."""
+    server = SimServer(engine_settings())
+    server.faults.refuse_next(status, times)
+    await server.start()
+    try:
+        yield server.url
+    finally:
+        await server.stop()

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -362,9 +363,29 @@ async def test_an_error_in_what_takes_the_pieces_is_raised_and_ends_the_connecti
         response.close()
 
 
-async def test_idle_connections_are_closed_before_engines_would(
-    monkeypatch: pytest.MonkeyPatch,
+VLLM_KEEP_ALIVE_S = 5.0
+"""After which vLLM's HTTP server closes an idle connection."""
+
+
+@pytest.mark.parametrize(("idle_s", "connections"), [(3.0, 1), (VLLM_KEEP_ALIVE_S - 0.3, 2)])
+async def test_a_connection_that_an_engine_is_about_to_close_is_not_used_again(
+    monkeypatch: pytest.MonkeyPatch, idle_s: float, connections: int
 ) -> None:
+    """F4: the request and the engine's close would cross each other."""
+    loop = asyncio.get_running_loop()
+    skipped_s = 0.0
+    monkeypatch.setattr(loop, "time", lambda: time.monotonic() + skipped_s)
+    async with engine(replies(*[WHOLE] * 2)) as made, client() as engines:
+        await ask(engines, made.url)
+        skipped_s = idle_s
+        await asyncio.sleep(0)  # a turn, in which timers that are due run
+        await asyncio.sleep(0)
+        assert await ask(engines, made.url) == (200, b"ok")
+        assert made.connections == connections
+
+
+async def test_idle_connections_do_not_stay_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that gets no requests any more costs no descriptors."""
     monkeypatch.setattr("kvrouter.http.engine.POOL_KEEPALIVE_S", 0.1)
     closed = asyncio.Event()
 

@@ -1,12 +1,17 @@
 """What the second port says of ranks: every view short of exact comes with its reason."""
 
-from support.fleets import FakeSource, join, new_fleet
+import pytest
+from support.fleets import BASE, FakeSource, join, new_fleet
 from support.stack import TINYMODEL
 
+from events import BlocksStored, EventBatch
 from events.stream import StreamState
 from kvrouter import report
+from kvrouter.collector import FleetCollector
+from kvrouter.fleet import Fleet
 from kvrouter.proof import Measurement, Verdict
-from kvrouter.tokenize import ModelTokenizer
+from kvrouter.tokenize import EncodingThreads, ModelTokenizer, ThreadSettings
+from kvrouter.workers import WorkerFacts
 
 AGREES = Measurement(64, 64, 100, 100)
 
@@ -64,3 +69,65 @@ def test_readiness_names_what_is_awaited() -> None:
     assert "tokenizer of m" in report.readiness(fleet)[0]
     fleet.pools["m"].tokenizer_problem = "none to be had"
     assert report.readiness(fleet) == []
+
+
+def samples(fleet: Fleet) -> dict[str, float]:
+    """The value of each metric of the one rank, by its name."""
+    tokenizers = EncodingThreads(ThreadSettings())
+    try:
+        metrics = list(FleetCollector(fleet, tokenizers).collect())
+    finally:
+        tokenizers.close()
+    return {
+        sample.name: sample.value
+        for metric in metrics
+        for sample in metric.samples
+        if set(sample.labels) == {"worker", "dp_rank"}
+    }
+
+
+def test_another_block_size_than_was_said_is_adopted_logged_once_and_shown(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """E16: 16 is configured, the events have 768 (a hybrid model aligns its groups)."""
+    fleet = new_fleet()
+    rank = join(fleet, "a", WorkerFacts(models=BASE.models, block_size=16))
+    pool = fleet.pools["m"]
+    assert pool.block_size_of(rank) == 16
+    for number in (1, 2):
+        event = BlocksStored(
+            block_hashes=[number], token_ids=[number] * 768, block_size=768, parent=None
+        )
+        fleet.on_batch(rank, EventBatch(0.0, [event]))
+    assert pool.block_size_of(rank) == 768
+    assert pool.block_sizes() == {768}
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert "worker a" in warning
+    assert "768" in warning
+    assert "16" in warning
+    (shown,) = report.workers(fleet)["workers"][0]["ranks"]
+    assert shown["block_size"] == 768
+    assert samples(fleet)["kvrouter_rank_block_size_tokens"] == 768
+
+
+def test_what_was_predicted_and_what_was_reported_is_told_apart() -> None:
+    """An operator asks which way the predictions err: evictions, or blocks that no event told."""
+    fleet = new_fleet()
+    rank = join(fleet, "a")
+    for measured in (AGREES, Measurement(64, 48, 100, 100), Measurement(0, 32, 100, 90)):
+        fleet.ranks[rank].proof.observe(measured)
+    shown = samples(fleet)
+    assert shown["kvrouter_proof_compared_total"] == 3
+    assert shown["kvrouter_proof_equal_total"] == 1
+    assert shown["kvrouter_proof_predicted_tokens_total"] == 128
+    assert shown["kvrouter_proof_reported_tokens_total"] == 144
+    assert shown["kvrouter_proof_over_tokens_total"] == 16
+    assert shown["kvrouter_proof_under_tokens_total"] == 32
+    assert shown["kvrouter_proof_miscounted_prompts_total"] == 1
+    (rank_shown,) = report.workers(fleet)["workers"][0]["ranks"]
+    assert rank_shown["proof"] == {
+        "compared": 3,
+        "equal": 1,
+        "predicted_tokens": 128,
+        "reported_tokens": 144,
+    }
