@@ -180,7 +180,7 @@ class ClientConnection(asyncio.Protocol):
             return
         if not client.ended:
             self._close()
-        elif client.last:
+        elif client.last or self.closing:
             self._finish()
         else:
             if not self._waiting:

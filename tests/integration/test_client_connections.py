@@ -392,3 +392,22 @@ async def test_stopping_lets_a_response_end_and_closes_idle_connections() -> Non
     status, headers, body = await busy.response()
     assert (status, body, headers["connection"]) == (200, b"done", "close")
     assert await busy.ended() == await idle.ended() == b""
+
+
+async def test_a_response_that_has_begun_before_the_stop_ends_its_connection() -> None:
+    """Its head has promised to keep the connection: a stop must not wait for an idle client."""
+    go = asyncio.Event()
+
+    async def half(client: WireClient) -> None:
+        client.begin(200, [], 4)
+        client.write(b"do")
+        await go.wait()
+        client.write(b"ne")
+        client.end()
+
+    async with asyncio.timeout(10), served(half, timeouts={"shutdown_s": 30.0}) as connect:
+        busy = await connect()
+        await busy.send(GET % b"")
+        await busy.reader.readuntil(b"do")
+        asyncio.get_running_loop().call_later(0.1, go.set)
+    assert await busy.ended() == b"ne"
