@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+import re
 import shlex
 from random import Random
 
@@ -357,23 +358,45 @@ async def test_the_chosen_dp_rank_is_told_to_the_engine() -> None:
         assert int(again.headers["x-kvrouter-predicted-cached-tokens"]) == reported > 0
 
 
-async def test_a_stored_response_is_asked_of_the_engine_that_made_it() -> None:
-    """Responses live in one engine's memory."""
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_stored_response_is_asked_of_the_engine_that_made_it(stream: bool) -> None:
+    """Responses live in one engine's memory: read and continued there, and nowhere else."""
+    explain = {"x-kvrouter-explain": "1"}
     async with stack() as running:
-        ids = []
+        owners: dict[str, str] = {}
         for number in range(4):
-            body = await post(
-                running,
-                "/v1/responses",
-                {"model": "tiny", "input": f"{number} hello", "max_output_tokens": 1},
-            )
-            ids.append(json.loads(body)["id"])
-        for each in ids:
-            async with running.session.get(f"{running.url}/v1/responses/{each}") as response:
+            body = {"model": "tiny", "input": f"{number} hello", "max_output_tokens": 1}
+            async with running.session.post(
+                running.url + "/v1/responses", json=body | {"stream": stream}, headers=explain
+            ) as response:
+                made = re.search(r'"id":\s*"(resp_[^"]+)"', await response.text())
+                assert made is not None
+                owners[made[1]] = response.headers["x-kvrouter-worker"]
+        assert set(owners.values()) == {running.name(0), running.name(1)}
+        for each in [*owners, *list(owners)[::2], *reversed(owners)]:
+            async with running.session.get(
+                f"{running.url}/v1/responses/{each}", headers=explain
+            ) as response:
                 assert response.status == 200
-        async with running.session.get(f"{running.url}/v1/responses/resp_unknown") as response:
-            assert response.status == 404
-            assert (await response.json())["error"]["code"] == "response_not_found"
+                assert (await response.json())["id"] == each
+                assert response.headers["x-kvrouter-worker"] == owners[each]
+        for each in [*owners, *list(owners)[::2], *reversed(owners)]:
+            body = {"model": "tiny", "input": "on", "previous_response_id": each}
+            async with running.session.post(
+                running.url + "/v1/responses", json=body | {"max_output_tokens": 1}, headers=explain
+            ) as response:
+                assert response.status == 200
+                assert response.headers["x-kvrouter-worker"] == owners[each]
+
+
+async def test_a_response_that_no_worker_is_known_to_have_made_is_not_found() -> None:
+    async with (
+        stack() as running,
+        running.session.get(f"{running.url}/v1/responses/resp_unknown") as response,
+    ):
+        assert response.status == 404
+        assert (await response.json())["error"]["code"] == "response_not_found"
+        assert not any("resp_unknown" in each.path for each in running.engines[0].received)
 
 
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
