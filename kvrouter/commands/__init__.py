@@ -1,14 +1,12 @@
 """The commands of the command line, one module each."""
 
 import argparse
+import importlib
 import importlib.metadata
+import sys
 from collections.abc import Sequence
 
-from kvrouter.commands import check, doctor, explain, relay, serve, settings
 from kvrouter.config import ConfigError
-from kvrouter.demo.command import add_command as add_demo_command
-from kvrouter.replay.command import add_command as add_replay_command
-from kvrouter.sim.command import add_engine_command
 from kvrouter.startup import StartError
 
 DESCRIPTION = """\
@@ -18,20 +16,34 @@ A front door for fleets of vLLM servers: sends each prompt to where its prefix i
   kvrouter serve --worker http://gpu1:8000 --worker http://gpu2:8000
 """
 
+MODULES = {
+    "serve": "kvrouter.commands.serve",
+    "relay": "kvrouter.commands.relay",
+    "demo": "kvrouter.demo.command",
+    "engine": "kvrouter.sim.command",
+    "replay": "kvrouter.replay.command",
+    "settings": "kvrouter.commands.settings",
+    "check": "kvrouter.commands.check",
+    "doctor": "kvrouter.commands.doctor",
+    "explain": "kvrouter.commands.explain",
+}
+"""Imported only when needed: together they take a second."""
+
 
 def run(arguments: Sequence[str] | None) -> int:
     """Parse the command line and run its command; returns the exit status.
 
     Raises StartError when the command cannot start.
     """
-    options = _parser().parse_args(arguments)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    options = _parser(arguments[0] if arguments else None).parse_args(arguments)
     try:
         return int(options.run(options))
     except ConfigError as error:
         raise StartError(f"the configuration cannot be used:\n{error}") from error
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(named: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="kvrouter",
         description=DESCRIPTION,
@@ -40,13 +52,6 @@ def _parser() -> argparse.ArgumentParser:
     version = importlib.metadata.version("kvrouter")
     parser.add_argument("--version", action="version", version=f"kvrouter {version}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    serve.add_command(commands)
-    relay.add_command(commands)
-    add_demo_command(commands)
-    add_engine_command(commands)
-    add_replay_command(commands)
-    settings.add_command(commands)
-    check.add_command(commands)
-    doctor.add_command(commands)
-    explain.add_command(commands)
+    for module in [MODULES[named]] if named in MODULES else MODULES.values():
+        importlib.import_module(module).add_command(commands)
     return parser

@@ -28,7 +28,7 @@ example: two engines for a router to try
 """
 
 
-def add_engine_command(subparsers: "Subparsers") -> None:
+def add_command(subparsers: "Subparsers") -> None:
     """Add `engine` to the command line; its parser's default `run` is this module's `run`."""
     parser = subparsers.add_parser(
         "engine",

@@ -4,12 +4,12 @@ import argparse
 
 import pytest
 
-from kvrouter.sim.command import add_engine_command, run, settings_from
+from kvrouter.sim.command import add_command, run, settings_from
 
 
 def parse(*flags: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    add_engine_command(parser.add_subparsers())
+    add_command(parser.add_subparsers())
     return parser.parse_args(["engine", *flags])
 
 
