@@ -273,6 +273,7 @@ async def test_odd_prompts_are_routed_and_judged_by_the_engine(fields: dict[str,
         body = json.dumps({"model": "tiny", "max_tokens": 1} | fields)
         async with running.session.post(running.url + "/v1/completions", data=body) as response:
             assert response.status < 500
+        assert [each.body for each in running.posts(0)] == [body.encode()]
         await running.settled()
 
 

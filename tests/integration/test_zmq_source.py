@@ -345,7 +345,9 @@ async def test_a_lost_connection_costs_nothing_when_the_engine_lives(
 
 
 class Proxy:
-    """Passes TCP connections on until they are cut."""
+    """Passes TCP connections on until they are cut; while `frozen` it swallows what comes."""
+
+    frozen = False
 
     def __init__(self, target: str) -> None:
         self._target = int(target.rsplit(":", 1)[1])
@@ -368,14 +370,46 @@ class Proxy:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self._target)
         self._writers += [writer, up_writer]
-        await asyncio.gather(_pump(reader, up_writer), _pump(up_reader, writer))
+        await asyncio.gather(self._pump(reader, up_writer), self._pump(up_reader, writer))
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while data := await reader.read(65536):
+                if not self.frozen:
+                    writer.write(data)
+        writer.close()
 
 
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with suppress(OSError):
-        while data := await reader.read(65536):
-            writer.write(data)
-    writer.close()
+async def test_an_engine_that_vanishes_without_a_word_is_missed(
+    context: zmq.asyncio.Context,
+) -> None:
+    """E19: its host is off, or the network drops packets: no connection is ever closed."""
+    publisher, sink = FaultyPublisher("tcp://127.0.0.1:*", context=context), RecordingSink()
+    settings = replace(SETTINGS, heartbeat_s=0.05, heartbeat_timeout_s=0.2)
+    async with Proxy(publisher.endpoint) as proxy:
+        source = ZmqSource(RANK, proxy.endpoint, sink, settings=settings, context=context)
+        async with running(publisher, source):
+            await listening(source)
+            proxy.frozen = True
+            await eventually(lambda: source.state is StreamState.CONNECTING)
+            proxy.frozen = False
+            await listening(source)
+    publisher.close()
+
+
+@pytest.mark.slow
+async def test_an_endpoint_that_is_not_there_is_tried_ever_more_rarely(line: Line) -> None:
+    """E19: after 0, 0.05, 0.15, 0.35, 0.75 and 1.55 s: a fleet that is down is not stormed."""
+    settings = replace(SETTINGS, reconnect_s=0.05, reconnect_max_s=2.0)
+    source = line.source(settings=settings)
+    async with running(source):
+        await asyncio.sleep(0.95)  # not for a state: the length of the outage is the case
+        publisher = line.publisher()
+        async with running(publisher):
+            with pytest.raises(AssertionError):
+                await eventually(lambda: source.state is StreamState.LIVE, within_s=0.35)
+            await listening(source)
+    publisher.close()
 
 
 async def test_an_endpoint_may_appear_later(line: Line) -> None:

@@ -560,6 +560,18 @@ class TestRequestedResync:
         desk.end()
         assert (desk.held, desk.resyncs) == ([0, 1, 2, 3, 4], [ResyncReason.REQUESTED])
 
+    def test_without_a_connection_it_is_read_when_there_is_one(self) -> None:
+        """The blocks go at once: nobody may be sent to them in the meantime."""
+        desk = following(5)
+        desk.disconnect()
+        desk.resync()
+        assert (desk.held, desk.resyncs, desk.asked) == ([], [ResyncReason.REQUESTED], [])
+        desk.connect()
+        assert desk.asked == [0]
+        desk.reply(*range(5))
+        desk.end()
+        assert (desk.held, desk.state) == ([0, 1, 2, 3, 4], StreamState.LIVE)
+
     def test_without_replay_the_rank_starts_cold(self) -> None:
         desk = following(5, replay=False)
         desk.resync()
