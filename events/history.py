@@ -4,12 +4,36 @@ from bisect import bisect_left
 from collections import deque
 from typing import NamedTuple
 
+import msgspec
+from xxhash import xxh3_64_intdigest
+
 
 class Message(NamedTuple):
     """One published batch, still encoded."""
 
     seqno: int
     payload: bytes
+
+
+class Position(msgspec.Struct, array_like=True, frozen=True):
+    """How far somebody has followed a publisher: all below `next`, `digests` of the newest of them.
+
+    `cold`: blocks that the engine holds may be unknown there.
+    """
+
+    next: int
+    digests: list[int]
+    cold: bool
+
+    @property
+    def first(self) -> int:
+        """The lowest seqno of which there is a digest."""
+        return self.next - len(self.digests)
+
+    def has(self, message: Message) -> bool:
+        """Whether this very batch is among the newest."""
+        at = message.seqno - self.first
+        return 0 <= at < len(self.digests) and self.digests[at] == _digest(message.payload)
 
 
 class History:
@@ -29,7 +53,7 @@ class History:
     def add(self, message: Message) -> None:
         """`message`, whose seqno is `next`, was applied."""
         self.next = message.seqno + 1
-        self._digests.append(hash(message.payload))
+        self._digests.append(_digest(message.payload))
 
     def skip_to(self, seqno: int) -> None:
         """What is below `seqno` was given up."""
@@ -38,15 +62,30 @@ class History:
 
     def has(self, message: Message) -> bool:
         """Whether this very batch is remembered."""
-        return self._digest(message.seqno) == hash(message.payload)
+        return self._digest(message.seqno) == _digest(message.payload)
 
     def contradicts(self, message: Message) -> bool:
         """Whether another batch of this seqno is remembered."""
-        return self._digest(message.seqno) not in (None, hash(message.payload))
+        return self._digest(message.seqno) not in (None, _digest(message.payload))
+
+    def position(self, *, cold: bool) -> Position:
+        """For somebody who goes on from here."""
+        return Position(self.next, list(self._digests), cold)
+
+    def restore(self, position: Position) -> None:
+        """Go on from there."""
+        self.next = position.next
+        self._digests.clear()
+        self._digests.extend(position.digests)
 
     def _digest(self, seqno: int) -> int | None:
         at = seqno - (self.next - len(self._digests))
         return self._digests[at] if 0 <= at < len(self._digests) else None
+
+
+def _digest(payload: bytes) -> int:
+    """The same in every process."""
+    return xxh3_64_intdigest(payload)
 
 
 class Backlog:

@@ -80,6 +80,9 @@ class NatsSource:
         """Commands that are still to be carried out."""
         return len(self._todo)
 
+    def position(self) -> None:
+        """Nobody goes on from here: relays tell the whole state themselves."""
+
     def expect_blocks(self, now: float) -> None:
         """A request that should make the engine store blocks was sent."""
         self._core.expect_blocks(now)

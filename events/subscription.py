@@ -40,7 +40,7 @@ from enum import Enum, auto
 from typing import ClassVar, TypeAlias
 
 from events.codec import MalformedBatch, decode_batch
-from events.history import Backlog, History, Message
+from events.history import Backlog, History, Message, Position
 from events.model import BlocksCleared, EventBatch
 from events.stream import (
     CloseReplay,
@@ -126,7 +126,25 @@ class Subscription:
         due = [at for at in (self._replay_due(), self._silence_due()) if at is not None]
         return min(due, default=None)
 
+    def position(self) -> Position | None:
+        """How far it is, for somebody who goes on from here; None if something is outstanding."""
+        if self._phase not in _FOLLOWING:
+            return None
+        return self._history.position(cold=self.stats.cold)
+
     # What happens
+
+    def restore(self, position: Position) -> None:
+        """Begin as somebody who has followed the publisher so far, and lost the connection then.
+
+        To be called before anything else has happened. Whether it still is the same publisher shows
+        as after any loss of the connection.
+        """
+        if self._phase is not StreamState.CONNECTING or self._history.next:
+            raise ValueError(f"only a subscription that has not begun can be restored: {self!r}")
+        self._history.restore(position)
+        self.stats.cold = position.cold
+        self.stats.last_seqno = position.next - 1 if position.next else None
 
     def connected(self, now: float) -> list[Command]:
         """The connection stands, for the first time or again."""

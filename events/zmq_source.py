@@ -8,7 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -16,7 +16,9 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
+from events.history import Position
 from events.model import EventBatch, WorkerRank
+from events.opening import Opening, Restorer
 from events.stream import (
     CloseReplay,
     Command,
@@ -74,6 +76,8 @@ class SourceSettings:
     heartbeat_s: float = 10.0
     heartbeat_timeout_s: float = 30.0
     complain_every_s: float = 60.0
+    first_batch_s: float = 0.5
+    """How long to wait for a first batch before another router is asked how far it is."""
     subscription: SubscriptionSettings = field(default_factory=SubscriptionSettings)
 
 
@@ -89,6 +93,7 @@ class ZmqSource:
         replay_endpoint: str | None = None,
         topic: str = "",
         settings: SourceSettings | None = None,
+        restorer: Restorer | None = None,
         context: zmq.asyncio.Context,
     ) -> None:
         self.rank = rank
@@ -102,6 +107,7 @@ class ZmqSource:
         self._core = Subscription(
             replace(settings.subscription, replay=replay_endpoint is not None, dp_rank=rank.dp_rank)
         )
+        self._restorer = restorer
         self._wake = asyncio.Event()
         self._replay: _Replay | None = None
         self._resync_wanted = False
@@ -117,6 +123,10 @@ class ZmqSource:
     def stats(self) -> StreamStats:
         """Counters since the start."""
         return self._core.stats
+
+    def position(self) -> Position | None:
+        """How far the sink is, for another router; None while that is in doubt."""
+        return None if self._resync_wanted else self._core.position()
 
     def expect_blocks(self, now: float) -> None:
         """A request that should make the engine store blocks was sent; `now` is `time.monotonic`.
@@ -139,6 +149,9 @@ class ZmqSource:
     async def run(self) -> None:
         """Subscribe and follow until cancelled. Raises what the sink raises, or a ZMQError."""
         with self._subscribed() as (sub, monitor):
+            if self._restorer is not None:
+                restorer, self._restorer = self._restorer, None
+                await self._begin_with(restorer, sub, monitor)
             while True:
                 self._wake.clear()
                 if self._turn(sub, monitor):
@@ -182,6 +195,43 @@ class ZmqSource:
             self.endpoint = sub.getsockopt_string(zmq.LAST_ENDPOINT)
         else:
             sub.connect(self.endpoint)
+
+    # The beginning
+
+    async def _begin_with(
+        self, restorer: Restorer, sub: "zmq.Socket[bytes]", monitor: "zmq.Socket[bytes]"
+    ) -> None:
+        """Go on from where another router is, and hold meanwhile what the engine publishes."""
+        subscription = self._settings.subscription
+        opening = Opening(subscription.max_waiting_batches, subscription.max_waiting_bytes)
+        restoring = asyncio.create_task(self._restored(restorer, opening))
+        restoring.add_done_callback(lambda _: self._wake.set())
+        try:
+            while not restoring.done():
+                self._wake.clear()
+                until = time.monotonic() + _TURN_S
+                if self._read(sub, opening.hold_batch, until) or self._read(
+                    monitor, opening.hold_news, until
+                ):
+                    await asyncio.sleep(0)
+                else:
+                    await self._wake.wait()
+            position = restoring.result()
+        finally:
+            restoring.cancel()
+        if position is not None:
+            self._core.restore(position)
+        for held in opening.behind(position):
+            now = time.monotonic()
+            feed = self._connection_changed if held.is_news else self._core.live
+            self._do(feed(held.frames, now), now)
+
+    async def _restored(self, restorer: Restorer, opening: Opening) -> Position | None:
+        """What is heard first shows that we are subscribed; of an idle engine nothing is heard."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._settings.first_batch_s):
+                await opening.heard.wait()
+        return await restorer.restore(self.rank, opening.joins)
 
     # The loop
 

@@ -184,6 +184,7 @@ class RadixIndex:
 
     def settle(self, rank: WorkerRank) -> None:
         """Take note of what was changed in a rank's holdings."""
+        self.layout += 1
         self._settle(self._of(rank))
 
     def _of(self, rank: WorkerRank) -> Holdings:

@@ -16,7 +16,7 @@ come later in the snapshot are of a later moment, and one that is removed meanwh
 the snapshot goes on.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
 import msgspec
@@ -94,20 +94,25 @@ _decoder: msgpack.Decoder[_Part] = msgpack.Decoder(_Part)
 
 
 def dump(
-    index: RadixIndex, mark: Callable[[WorkerRank], int | None] = lambda _: None
+    index: RadixIndex,
+    mark: Callable[[WorkerRank], int | None] = lambda _: None,
+    *,
+    ranks: Sequence[WorkerRank] | None = None,
 ) -> Iterator[bytes]:
-    """The chunks of a snapshot. The index may change while they are taken one by one."""
+    """The chunks of a snapshot of these ranks, or all. The index may change meanwhile."""
     checksum = 0
-    for part in _parts(index, mark):
+    for part in _parts(index, index.ranks() if ranks is None else ranks, mark):
         body = msgpack.encode(part)
         checksum = xxh3_64_intdigest(body, checksum)
         yield checksum.to_bytes(HASH_BYTES, "big") + body
 
 
-def _parts(index: RadixIndex, mark: Callable[[WorkerRank], int | None]) -> Iterator[_Part]:
+def _parts(
+    index: RadixIndex, ranks: Sequence[WorkerRank], mark: Callable[[WorkerRank], int | None]
+) -> Iterator[_Part]:
     yield _Head(FORMAT_VERSION, RULE_VERSION)
     dumped = 0
-    for rank in index.ranks():
+    for rank in ranks:
         holdings = index.held(rank)
         if holdings is not None:
             segments, rest = _segments(holdings), _rest(holdings, mark(rank))
@@ -192,7 +197,7 @@ def _shares(segments: list[_Segment]) -> Iterator[list[_Segment]]:
     blocks = 0
     for segment in segments:
         share.append(segment)
-        blocks += len(segment.names) // HASH_BYTES
+        blocks += (len(segment.names) + len(segment.lead)) // HASH_BYTES
         if blocks >= CHUNK_BLOCKS or len(share) >= CHUNK_SEGMENTS:
             yield share
             share, blocks = [], 0

@@ -255,6 +255,8 @@ class ReplicaConfig(_Section, frozen=True, kw_only=True):
     """How often each says that it lives."""
     lease_s: PositiveFloat = 5.0
     """A replica that was not heard for so long is forgotten with its bookings."""
+    warm_start: bool = True
+    """Ask them first what an engine has cached, when its events are followed from now on."""
 
 
 class LimitConfig(_Section, frozen=True, kw_only=True):

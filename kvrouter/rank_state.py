@@ -2,6 +2,7 @@
 
 from typing import Protocol
 
+from events.history import Position
 from events.stream import ResyncReason, StreamState, StreamStats
 from indexer import Applied
 from kvrouter.proof import Proof
@@ -16,6 +17,9 @@ class Source(Protocol):
     @property
     def stats(self) -> StreamStats:
         """Counters since the start."""
+
+    def position(self) -> Position | None:
+        """How far the engine itself is followed, for another router; None where it is not."""
 
     def expect_blocks(self, now: float) -> None:
         """A request that makes the rank store blocks was sent."""

@@ -9,7 +9,7 @@ from prometheus_client.registry import Collector
 
 from events.nats_link import LinkState, NatsLink
 from kvrouter.replication import Company, Replication
-from kvrouter.sharing import Sharing
+from kvrouter.sharing import Sharing, Warmth
 
 
 def replicas(sharing: Sharing | None, link: NatsLink | None) -> dict[str, Any]:
@@ -68,6 +68,8 @@ class ReplicaCollector(Collector):
         """All families, for one scrape."""
         if self._sharing is not None:
             yield from _replication_metrics(self._sharing.replication)
+            if self._sharing.warmth is not None:
+                yield from _warmth_metrics(self._sharing.warmth)
         if self._link is not None:
             yield from _link_metrics(self._link)
 
@@ -89,6 +91,14 @@ def _replication_metrics(replication: Replication) -> Iterator[Metric]:
     ):
         for name, text in counts.items():
             yield CounterMetricFamily(f"kvrouter_replicas_{name}", text, value=getattr(stats, name))
+
+
+def _warmth_metrics(warmth: Warmth) -> Iterator[Metric]:
+    for name, text, value in (
+        ("ranks_taken", "Ranks begun with another replica's blocks", warmth.taking.taken),
+        ("ranks_given", "Times a rank's blocks were given to another replica", warmth.giving.given),
+    ):
+        yield CounterMetricFamily(f"kvrouter_replicas_{name}", text, value=value)
 
 
 def _link_metrics(link: NatsLink) -> Iterator[Metric]:

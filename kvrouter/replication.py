@@ -20,6 +20,7 @@ from events.replica import (
     Dropped,
     Expected,
     Grown,
+    IndexMessage,
     Ledger,
     MalformedMessage,
     Mirror,
@@ -82,12 +83,15 @@ class Replication:
         self.bus = bus
         self.expect: Callable[[Booking, float], None] = lambda booking, now: None  # noqa: ARG005
         """Told of prompts that others have placed."""
-        self._beat_s = beat_s
+        self.on_index: Callable[[IndexMessage], None] = lambda message: None  # noqa: ARG005
+        """Told of what other replicas want, or tell, of engines' blocks."""
+        self.beat_s = beat_s
         self._clock = clock
         self._company = Company.ALONE
         self.company_since = time.time()
         """The wall clock's time of its last change."""
         self._is_flush_due = False
+        self._is_over = False
         self._asked_by: set[str] = set()
         self._state_not_before = 0.0
 
@@ -103,11 +107,14 @@ class Replication:
     async def run(self) -> None:
         """Tell and follow until cancelled."""
         self.shared.on_news = self._flush_soon
+        self._is_over = False
         hearing = asyncio.create_task(self.bus.run(self._hear), name="replica bus")
         try:
             await self._keep_beating(hearing)
         finally:
             self.shared.on_news = None
+            self._flush()
+            self._is_over = True  # what is still to be flushed would be news of a stranger
             self.bus.publish(encode_message(self.ledger.bye()))
             hearing.cancel()
             await asyncio.gather(hearing, return_exceptions=True)
@@ -117,7 +124,7 @@ class Replication:
         while not hearing.done():
             now = self._clock()
             if now >= next_beat:
-                next_beat = now + self._beat_s
+                next_beat = now + self.beat_s
                 self._flush()
                 self._tell(encode_message(self.ledger.beat()))
                 self.shared.tidy(now)
@@ -145,6 +152,8 @@ class Replication:
 
     def _flush(self) -> None:
         self._is_flush_due = False
+        if self._is_over:
+            return
         for ops in self.ledger.flush():
             self._tell(encode_message(ops))
 
@@ -168,6 +177,14 @@ class Replication:
         spent_s = time.perf_counter() - started
         self._state_not_before = now + max(STATE_PAUSE_S, spent_s / STATE_SHARE)
 
+    def publish(self, message: IndexMessage) -> None:
+        """Ask all others."""
+        self.bus.publish(encode_message(message))
+
+    def send(self, to: str, message: IndexMessage) -> None:
+        """Tell one of the others."""
+        self.bus.send(to, encode_message(message))
+
     # Following
 
     def _hear(self, payload: bytes) -> None:
@@ -182,6 +199,10 @@ class Replication:
             if message.replica != self.ledger.replica and message.of in ("", self.ledger.replica):
                 self._asked_by.add(message.replica)
                 self._answer(now)
+            return
+        if isinstance(message, IndexMessage):
+            if message.replica != self.ledger.replica:
+                self.on_index(message)
             return
         self._do(self.mirror.hear(message, now), now)
 

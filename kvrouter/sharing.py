@@ -17,17 +17,32 @@ from events.local_bus import LocalBus
 from events.nats_bus import NatsBus
 from events.nats_link import NatsLink, NatsSettings
 from events.nats_source import NatsSource
-from events.replica import Booking, Ledger, LedgerSettings, Mirror, MirrorSettings
+from events.replica import Booking, IndexMessage, Ledger, LedgerSettings, Mirror, MirrorSettings
 from events.stream import SubscriptionSettings
 from events.subjects import Subjects
 from indexer import PredictedBlocks
 from indexer.hashing import RULE_VERSION
 from kvrouter.config import Config, NatsConfig
 from kvrouter.fleet import Fleet
+from kvrouter.handing_over import HandingOver
 from kvrouter.joint_predictions import Expectations, JointPredictions, expect_sampled
 from kvrouter.load import Load
 from kvrouter.replication import Replication
 from kvrouter.shared_load import SharedLoad
+from kvrouter.warm_start import WarmStart
+
+
+class Warmth:
+    """Warm starts, both sides."""
+
+    def __init__(self, fleet: Fleet, replication: Replication) -> None:
+        self.taking = WarmStart(fleet, replication, Random())
+        self.giving = HandingOver(fleet, replication)
+        replication.on_index = self._hear
+
+    def _hear(self, message: IndexMessage) -> None:
+        self.taking.hear(message)
+        self.giving.hear(message)
 
 
 @dataclass
@@ -38,11 +53,19 @@ class Sharing:
     replication: Replication
     predicted: PredictedBlocks
     """What other replicas' requests make us expect, sampled."""
+    warmth: Warmth | None = None
 
     def runs(self, fleet: Fleet) -> dict[str, Callable[[], Awaitable[None]]]:
         """What has to run as long as the router does."""
         self.replication.expect = partial(self._expect, fleet)
-        return {"replicas": self.replication.run}
+        runs: dict[str, Callable[[], Awaitable[None]]] = {"replicas": self.replication.run}
+        if self.warmth is not None:
+            runs["warm starts of others"] = self.warmth.giving.run
+        return runs
+
+    def warm_up(self, fleet: Fleet) -> None:
+        """Begin with what other replicas know of the fleet's engines, and tell them likewise."""
+        self.warmth = Warmth(fleet, self.replication)
 
     def _expect(self, fleet: Fleet, booking: Booking, now: float) -> None:
         ttl_s = fleet.prediction_ttl_s(WorkerRank(booking.worker, booking.dp_rank))

@@ -85,6 +85,8 @@ async def running(config: Config) -> AsyncIterator[Router]:
     link = nats_link(config, name)
     sharing = share(config, load, link, name)
     fleet = new_fleet(config, load, sharing)
+    if sharing is not None and config.replicas.warm_start:
+        sharing.warm_up(fleet)
     async with (
         encoding_threads(config) as tokenizers,
         EngineClient(config.timeouts) as engines,
@@ -99,7 +101,7 @@ async def running(config: Config) -> AsyncIterator[Router]:
             admin_listening(admin, config.server) as admin_port,
             listening(door.handle, metrics.unread, config) as port,
             _connected(link, sharing, fleet),
-            _keeping(config, fleet, probes, link, name),
+            _keeping(config, fleet, probes, link, sharing, name),
             _ticking(fleet, metrics),
         ):
             yield Router(fleet, door, metrics, tokenizers, sharing, link, port, admin_port)
@@ -198,10 +200,12 @@ async def _keeping(
     fleet: Fleet,
     probes: aiohttp.ClientSession,
     link: NatsLink | None,
+    sharing: Sharing | None,
     name: str,
 ) -> AsyncIterator[None]:
     """Keep all workers, and load the tokenizers of the models that they turn out to serve."""
     loader = TokenizerLoader(config.tokenizer)
+    warmth = None if sharing is None else sharing.warmth
     with zmq.asyncio.Context() as context:
         context.set(zmq.MAX_SOCKETS, MAX_ZMQ_SOCKETS)
 
@@ -215,6 +219,7 @@ async def _keeping(
                 replay_endpoint=events.replay_endpoint,
                 topic=events.topic,
                 settings=_source_settings(config, rank, fleet, bind=events.bind),
+                restorer=None if warmth is None else warmth.taking,
                 context=context,
             )
 

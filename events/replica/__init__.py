@@ -10,6 +10,9 @@ all of its bookings, never guessed about. So a view is behind by the time of a m
 loss, by a beat and a question; it drifts no further. What is not exact by design: output is told
 in coarse steps, and prefixes in samples (see `sampling`). A replica that is not heard for its
 lease is forgotten with all it had.
+
+Beside that, a replica that starts asks the others for what they know of engines' blocks (`Index...`
+messages; the shells that use them are the application's).
 """
 
 from events.replica.ledger import Ledger, LedgerSettings
@@ -18,6 +21,11 @@ from events.replica.messages import (
     Beat,
     Booking,
     Bye,
+    IndexMessage,
+    IndexOffer,
+    IndexPart,
+    IndexQuestion,
+    IndexTake,
     MalformedMessage,
     Message,
     Ops,
@@ -46,6 +54,11 @@ __all__ = [
     "Dropped",
     "Expected",
     "Grown",
+    "IndexMessage",
+    "IndexOffer",
+    "IndexPart",
+    "IndexQuestion",
+    "IndexTake",
     "Ledger",
     "LedgerSettings",
     "MalformedMessage",

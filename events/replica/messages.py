@@ -10,6 +10,8 @@ from typing import TypeAlias
 import msgspec
 from msgspec import Struct, msgpack
 
+from events.history import Position
+
 
 class MalformedMessage(ValueError):  # noqa: N818  the name says what it is
     """Bytes that are no message of this version."""
@@ -111,7 +113,52 @@ class State(Struct, array_like=True, tag="state", frozen=True, gc=False):
     lately: list[Booking]
 
 
-Message: TypeAlias = Ops | Beat | Bye | Ask | State
+class IndexQuestion(Struct, array_like=True, tag="index?", frozen=True, gc=False):
+    """`replica` wants the blocks of a rank: who has them? `number` is that of its question."""
+
+    replica: str
+    epoch: int
+    number: int
+    worker: str
+    dp_rank: int
+
+
+class IndexOffer(Struct, array_like=True, tag="index!", frozen=True, gc=False):
+    """The sender has so many of them, at this position of the engine's stream; None: it has not."""
+
+    replica: str
+    epoch: int
+    number: int
+    blocks: int
+    position: Position | None
+
+
+class IndexTake(Struct, array_like=True, tag="index", frozen=True, gc=False):
+    """`replica` takes the offer that answered its question `number`."""
+
+    replica: str
+    epoch: int
+    number: int
+    worker: str
+    dp_rank: int
+
+
+class IndexPart(Struct, array_like=True, tag="part", frozen=True, gc=False):
+    """Part `part` of the blocks, from 0 on: a chunk of a snapshot; an empty one is the end.
+
+    The first part has the position that the blocks are of.
+    """
+
+    replica: str
+    epoch: int
+    number: int
+    part: int
+    chunk: bytes
+    position: Position | None
+
+
+IndexMessage: TypeAlias = IndexQuestion | IndexOffer | IndexTake | IndexPart
+Message: TypeAlias = Ops | Beat | Bye | Ask | State | IndexMessage
 
 _decoder: "msgpack.Decoder[Message]" = msgpack.Decoder(Message)
 _encoder = msgpack.Encoder()

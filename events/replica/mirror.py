@@ -26,6 +26,7 @@ from events.replica.messages import (
     Booking,
     Bye,
     Grow,
+    IndexMessage,
     Message,
     Op,
     Ops,
@@ -159,7 +160,7 @@ class Mirror:
         if message.replica == self._own:
             self.stats.namesakes += message.epoch != self._epoch
             return []
-        if isinstance(message, Ask):
+        if isinstance(message, Ask | IndexMessage):
             return []
         self.stats.messages += 1
         out: list[Command] = []

@@ -25,6 +25,8 @@ class FakeSource:
         self.expected = 0
         self.resyncs = 0
 
+    def position(self) -> None: ...
+
     def expect_blocks(self, now: float) -> None:
         self.expected += now > 0
 

@@ -113,6 +113,11 @@ class Group:
         return all(self.seen_requests(router) == real for router in self.routers)
 
 
+def _is_loading(router: Router) -> bool:
+    warmth = sharing_of(router).warmth
+    return warmth is not None and warmth.taking.loading > 0
+
+
 @asynccontextmanager
 async def group(
     engines: int = 2, routers: int = 2, *, settings: SimSettings | None = None, **config: Any
@@ -132,6 +137,7 @@ async def group(
         exits.push_async_callback(made.stop)
         await asyncio.gather(*(made.add_router() for _ in range(routers)))
         yield made
+        await until(lambda: not any(map(_is_loading, made.routers)))
         for router in made.routers:
             router.fleet.check()
             sharing_of(router).load.check()

@@ -619,6 +619,69 @@ def test_the_table_is_complete() -> None:
     assert set(AFTER) == set(Input)
 
 
+class TestRestoring:
+    """A router starts, and another one has followed the engine for 20 batches."""
+
+    def restored(self, **settings: Any) -> Desk:
+        desk = Desk(**settings)
+        position = following(20, **settings).core.position()
+        assert position is not None
+        desk.core.restore(position)
+        desk.connect()
+        return desk
+
+    def test_a_replay_begins_a_little_before_the_position_and_is_compared(self) -> None:
+        desk = self.restored(overlap_batches=4)
+        assert desk.asked == [16]
+        desk.reply(16, 17, 18, 19, 20)
+        desk.end()
+        desk.live(21)
+        assert (desk.held, desk.resyncs) == ([20, 21], [])
+
+    def test_a_replay_shows_that_it_is_another_engine(self) -> None:
+        desk = self.restored()
+        desk.reply(18, of=500)
+        assert desk.resyncs == [ResyncReason.RESTART]
+
+    def test_without_a_replay_the_next_batch_goes_on(self) -> None:
+        desk = self.restored(replay=False)
+        desk.live(18, 19, 20)
+        assert (desk.held, desk.resyncs) == ([20], [])
+        assert desk.core.stats.duplicates == 2
+
+    def test_without_a_replay_a_gap_loses_what_was_given(self) -> None:
+        desk = self.restored(replay=False)
+        desk.live(21)
+        assert (desk.held, desk.resyncs) == ([21], [ResyncReason.GAP])
+
+    def test_without_a_replay_a_lower_batch_is_another_engines(self) -> None:
+        desk = self.restored(replay=False)
+        desk.live(0, of=500)
+        assert (desk.held, desk.resyncs) == ([500], [ResyncReason.RESTART])
+
+    def test_there_is_no_position_while_something_is_outstanding(self) -> None:
+        desk = following(3)
+        desk.live(5)
+        assert desk.state is StreamState.REPLAYING
+        assert desk.core.position() is None
+
+    def test_what_the_other_did_not_know_is_not_known_here(self) -> None:
+        other = following(3, replay=False)
+        other.live(7)
+        position = other.core.position()
+        assert position is not None
+        desk = Desk()
+        desk.core.restore(position)
+        assert desk.core.stats.cold
+
+    def test_only_the_beginning_can_be_restored(self) -> None:
+        desk = following(3)
+        position = desk.core.position()
+        assert position is not None
+        with pytest.raises(ValueError, match="not begun"):
+            desk.core.restore(position)
+
+
 @pytest.mark.parametrize("what", Input)
 @pytest.mark.parametrize("phase", PHASES)
 def test_every_input_is_taken_in_every_state(phase: StreamState, what: Input) -> None:
