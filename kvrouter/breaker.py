@@ -33,12 +33,17 @@ class Answer(StrEnum):
     FAILURE = "failure"
 
 
+CLOSED, OPEN, HALF_OPEN = BreakerState
+FAILURE, BACKPRESSURE = Answer.FAILURE, Answer.BACKPRESSURE
+"""By names of their own: looking one up in its class costs as much as a call."""
+
+
 class Breaker:
     """The state of one worker's breaker."""
 
     def __init__(self, settings: BreakerConfig) -> None:
         self._settings = settings
-        self._state = BreakerState.CLOSED
+        self._state = CLOSED
         self._failures_in_row = 0
         self._open_s = settings.open_s
         self._retry_at = 0.0
@@ -52,9 +57,9 @@ class Breaker:
 
     def allows(self, now: float) -> bool:
         """Whether a request may be sent at `now`."""
-        if self._state is BreakerState.CLOSED:
+        if self._state is CLOSED:
             return True
-        return self._state is BreakerState.OPEN and now >= self._retry_at
+        return self._state is OPEN and now >= self._retry_at
 
     def backs_off(self, now: float) -> bool:
         """Whether the worker asked to be left alone for a moment."""
@@ -66,39 +71,39 @@ class Breaker:
         A trial whose answer never comes back (its client left first) must not close the door for
         good, so HALF_OPEN turns into OPEN again by the same clock.
         """
-        if self._state is BreakerState.OPEN and now >= self._retry_at:
-            self._state = BreakerState.HALF_OPEN
+        if self._state is OPEN and now >= self._retry_at:
+            self._state = HALF_OPEN
 
     def abandoned(self, now: float) -> None:
         """The attempt ended without saying anything about the worker (its client left)."""
-        if self._state is BreakerState.HALF_OPEN:
-            self._state = BreakerState.OPEN
+        if self._state is HALF_OPEN:
+            self._state = OPEN
             self._retry_at = now
 
     def record(self, answer: Answer, now: float, *, retry_after_s: float | None = None) -> None:
         """Take in how an attempt ended. `retry_after_s` comes with BACKPRESSURE."""
-        if answer is Answer.FAILURE:
+        if answer is FAILURE:
             self._record_failure(now)
             return
-        self._state = BreakerState.CLOSED
+        self._state = CLOSED
         self._failures_in_row = 0
         self._open_s = self._settings.open_s
-        if answer is Answer.BACKPRESSURE:
+        if answer is BACKPRESSURE:
             wait_s = self._settings.backoff_s if retry_after_s is None else retry_after_s
             self._backs_off_until = now + min(wait_s, self._settings.max_open_s)
 
     def _record_failure(self, now: float) -> None:
         self._failures_in_row += 1
-        if self._state is BreakerState.OPEN:
+        if self._state is OPEN:
             return  # a request that was sent before it opened
-        if self._state is BreakerState.HALF_OPEN:
+        if self._state is HALF_OPEN:
             self._open_s = min(2 * self._open_s, self._settings.max_open_s)
             self._open(now)
         elif self._failures_in_row >= self._settings.failures:
             self._open(now)
 
     def _open(self, now: float) -> None:
-        self._state = BreakerState.OPEN
+        self._state = OPEN
         self._retry_at = now + self._open_s
         self.opened_total += 1
 

@@ -36,6 +36,9 @@ MODEL_CHARACTERS = 200
 """What an error says at most of models that exist, and of the name of one that doesn't."""
 
 
+OK = Outcome.OK
+
+
 class Route(NamedTuple):
     """Where requests for one model name go. `lora` is the adapter's name, if it is one."""
 
@@ -162,7 +165,7 @@ class Fleet:
         """Compare what was predicted with what the engine reports; expect events."""
         chosen = placement.decision.chosen
         state = self.ranks.get(chosen.rank)
-        if outcome is not Outcome.OK or state is None:
+        if outcome is not OK or state is None:
             return
         full_blocks = len(prompt.hashes(chosen.block_size)) // HASH_BYTES
         if full_blocks > chosen.held_blocks:

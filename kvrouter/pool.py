@@ -10,6 +10,8 @@ from kvrouter.token_counts import TokenCounts
 from kvrouter.tokenize import PromptTokenizer
 from kvrouter.workers import Worker, WorkerState
 
+READY = WorkerState.READY
+
 
 def said_block_size(workers: Mapping[str, Worker], rank: WorkerRank) -> int:
     """The block size that the rank's worker told when it joined, else vLLM's default on GPUs."""
@@ -43,6 +45,7 @@ class Pool:
         self.workers[worker.name] = worker
         for rank in worker.ranks:
             self.index.set_capacity(rank, worker.facts.capacity_blocks)
+        self.scheduler.look_anew()
 
     def remove(self, worker: str) -> None:
         """The worker does not serve this model any more."""
@@ -82,9 +85,7 @@ class Pool:
         willing = [
             worker
             for worker in self.workers.values()
-            if worker.state is WorkerState.READY
-            and model in worker.names
-            and worker.name not in excluded
+            if worker.state is READY and model in worker.names and worker.name not in excluded
         ]
         trusted = [worker for worker in willing if worker.breaker.allows(now)]
         if not trusted and not excluded:

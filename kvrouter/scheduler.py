@@ -116,6 +116,10 @@ class Scheduler:
         )
         return Placement(decision, lease)
 
+    def look_anew(self) -> None:
+        """What ranks said of their block sizes may have changed."""
+        self._layout = _Layout(NO_VERSION, [], [])
+
     def _decide(
         self, prompt: Prompt, ranks: Sequence[WorkerRank], now: float, rng: Random
     ) -> Decision:
@@ -129,6 +133,8 @@ class Scheduler:
         layout = self._layout
         if layout.version != self._index.layout or layout.ranks != ranks:
             layout = self._layout = self._look(ranks)
+        if len(layout.groups) == 1:
+            return self._survey_group(prompt, layout.groups[0], now)
         surveys = [self._survey_group(prompt, group, now) for group in layout.groups]
         return reduce(Survey.joined, surveys)
 
@@ -138,8 +144,7 @@ class Scheduler:
         for rank, size in zip(ranks, told, strict=True):
             by_size.setdefault(size or self._said_block_size(rank), []).append(rank)
         return _Layout(
-            # What a rank said may change at any time, what its events say is in the version.
-            self._index.layout if None not in told else NO_VERSION,
+            self._index.layout,
             list(ranks),
             [
                 _Group(members, size, min(self._capacities(members, size)))
@@ -154,13 +159,9 @@ class Scheduler:
         """
         ranks, size, least_capacity = group
         hashes = prompt.reusable_hashes(size)
-        overlaps = self._overlaps(hashes, ranks)
-        if self._index.is_gpu_only:
-            starts = list(map(itemgetter(0), overlaps))
-        else:
-            starts = list(map(sum, overlaps))
-        predicted = self._predicted.leading_each(ranks, hashes, starts, now)
-        saved = self._saved(overlaps, starts, predicted)
+        overlaps, predicted, saved = (
+            self._held(hashes, ranks, now) if hashes else _nothing_held(len(ranks))
+        )
         tokens = max(1, prompt.prompt_tokens)
         all_tokens = -(-max(tokens, len(prompt.token_ids)) // size) * size
         return Survey(
@@ -179,8 +180,20 @@ class Scheduler:
             rooms=lambda: self._rooms(ranks, size),
         )
 
+    def _held(
+        self, hashes: bytes, ranks: Sequence[WorkerRank], now: float
+    ) -> tuple[list[Overlap], list[int], Sequence[float]]:
+        """Each rank's overlap, the blocks expected behind it, and what both save."""
+        overlaps = self._overlaps(hashes, ranks)
+        if self._index.is_gpu_only:
+            starts = list(map(itemgetter(0), overlaps))
+        else:
+            starts = list(map(sum, overlaps))
+        predicted = self._predicted.leading_each(ranks, hashes, starts, now)
+        return overlaps, predicted, self._saved(overlaps, starts, predicted)
+
     def _overlaps(self, hashes: bytes, ranks: Sequence[WorkerRank]) -> list[Overlap]:
-        found = self._index.match(hashes) if hashes else {}
+        found = self._index.match(hashes)
         if not found:
             return [NO_OVERLAP] * len(ranks)
         return [found.get(rank, NO_OVERLAP) for rank in ranks]
@@ -227,3 +240,8 @@ class Scheduler:
         if hashes:
             ttl_s = self._prediction_ttl_s(chosen.rank)
             self._predicted.expect(chosen.rank, hashes, now=now, ttl_s=ttl_s)
+
+
+def _nothing_held(ranks: int) -> tuple[list[Overlap], list[int], list[float]]:
+    """What `_held` gives for a prompt without a block that could be found again."""
+    return [NO_OVERLAP] * ranks, [0] * ranks, [0.0] * ranks

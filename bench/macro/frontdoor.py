@@ -55,7 +55,7 @@ http {{ access_log off; client_body_temp_path {dir}/b; proxy_temp_path {dir}/p;
 HAPROXY = """
 global
   nbthread 1
-  maxconn 20000
+  maxconn 8000
 defaults
   mode http
   timeout connect 5s

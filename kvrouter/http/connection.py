@@ -160,7 +160,7 @@ class ClientConnection(asyncio.Protocol):
         if self._waiting:
             self._deadline.move(self._settings.stall_s) if self.full else self._deadline.clear()
             self._client = WireClient(self._waiting.popleft(), self, body_s=self._settings.body_s)
-            self._task = self._loop.create_task(self._serve(self._client))
+            self._task = asyncio.Task(self._serve(self._client), loop=self._loop, name="request")
         elif self._reader.failure is not None:
             self._refuse(self._reader.failure)
         elif self._idle and self._reader.reading:

@@ -7,17 +7,21 @@ came: then the request is sent again on a new connection, and nobody is any the 
 
 import asyncio
 import errno
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
 
+import msgspec
+
 from kvrouter.config import TimeoutConfig
 from kvrouter.http.engine_connection import (
+    BODY,
+    END,
+    HEAD,
+    NOTHING,
     EngineConnection,
     EngineError,
     EngineFailure,
-    Progress,
     Take,
 )
 from kvrouter.http.headers import Headers
@@ -35,8 +39,7 @@ POOL_KEEPALIVE_S = 4.0
 """Shorter than the 5 s after which vLLM's server closes an idle connection."""
 
 
-@dataclass(slots=True)
-class EngineRequest:
+class EngineRequest(msgspec.Struct):
     """What goes to a worker at `url` (its base); `target` is already encoded."""
 
     method: str
@@ -81,7 +84,7 @@ class EngineResponse:
     async def first(self) -> bytes:
         """What comes first of the body; empty where it has none. Raises EngineError."""
         connection = self._open()
-        await connection.reach(Progress.BODY)
+        await connection.reach(BODY)
         return connection.reader.take()
 
     async def pass_on(self, take: Take) -> None:
@@ -90,10 +93,10 @@ class EngineResponse:
         Raises EngineError when the end does not come, and what `take` raises.
         """
         connection = self._open()
-        if connection.progress is not Progress.END:
+        if connection.progress is not END:
             connection.be_patient(self._idle_s)
             connection.pass_on(take)
-        await connection.reach(Progress.END)
+        await connection.reach(END)
 
     def pause(self) -> None:
         """Let the engine wait."""
@@ -146,7 +149,7 @@ class EngineClient:
                 await self._start(connection, request, head)
                 return EngineResponse(connection, host, self._timeouts.idle_s)
             except EngineError as error:
-                unseen = connection.progress is Progress.NOTHING
+                unseen = connection.progress is NOTHING
                 if error.failure is not EngineFailure.LOST or not unseen:
                     raise
         connection = await host.connect()
@@ -168,11 +171,11 @@ class EngineClient:
         bodiless = request.method == "HEAD"
         try:
             connection.send(head, request.body, bodiless=bodiless, patience_s=patience_s)
-            await connection.reach(Progress.HEAD)
+            await connection.reach(HEAD)
         except BaseException:
             connection.close()
             raise
-        if connection.progress is not Progress.END:
+        if connection.progress is not END:
             connection.be_patient(patience_s)  # an engine may send the head at once
 
 

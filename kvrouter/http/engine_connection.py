@@ -50,6 +50,9 @@ class Progress(IntEnum):
     END = 3
 
 
+NOTHING, HEAD, BODY, END = Progress
+"""By their own names: looking one up in its class costs as much as a call."""
+
 Take = Callable[[bytes], None]
 
 
@@ -61,14 +64,14 @@ class EngineConnection(asyncio.Protocol):
 
     def __init__(self, dropped: "Callable[[EngineConnection], None]") -> None:
         self.reader = ResponseReader()
-        self.progress = Progress.END
+        self.progress = END
         self._dropped = dropped
         self._loop = asyncio.get_running_loop()
         self._deadline = Deadline(self._loop, self._expired)
         self._patience_s = 0.0
         self._transport: asyncio.Transport | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._awaited = Progress.NOTHING
+        self._awaited = NOTHING
         self._take: Take | None = None
         self._error: Exception | None = None
         self._writing = False
@@ -84,7 +87,7 @@ class EngineConnection(asyncio.Protocol):
         """The connection is gone, which may be the end of a response."""
         self._transport = None
         self._deadline.close()
-        if self.progress is not Progress.END:
+        if self.progress is not END:
             self.reader.finish()
             if self.reader.complete:
                 self._advance()
@@ -96,7 +99,7 @@ class EngineConnection(asyncio.Protocol):
         """Bytes of the engine."""
         reader = self.reader
         reader.feed(data)
-        if self.progress is Progress.END:
+        if self.progress is END:
             self.close()  # nothing was asked of it
         elif reader.failure:
             self._fail(EngineFailure.LOST, f"no HTTP: {reader.failure}")
@@ -114,7 +117,7 @@ class EngineConnection(asyncio.Protocol):
         transport = self._transport
         if transport is None or transport.is_closing():
             raise EngineError(EngineFailure.LOST, "the connection was closed")
-        self.progress = Progress.NOTHING
+        self.progress = NOTHING
         self._error = None
         self.reader.expect(bodiless=bodiless)
         self.be_patient(patience_s)
@@ -156,7 +159,7 @@ class EngineConnection(asyncio.Protocol):
         """Go on."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
-            if self.progress is not Progress.END:
+            if self.progress is not END:
                 self._deadline.move(self._patience_s)
 
     @property
@@ -166,7 +169,7 @@ class EngineConnection(asyncio.Protocol):
         return (
             transport is not None
             and not transport.is_closing()
-            and self.progress is Progress.END
+            and self.progress is END
             and self._error is None
             and self.reader.reusable
             and not transport.get_write_buffer_size()
@@ -190,7 +193,7 @@ class EngineConnection(asyncio.Protocol):
         """Something came."""
         reader = self.reader
         if reader.pieces:
-            self.progress = Progress.BODY
+            self.progress = BODY
             if self._take is not None:
                 self._deadline.move(self._patience_s)
                 try:
@@ -198,17 +201,17 @@ class EngineConnection(asyncio.Protocol):
                 except Exception as error:  # noqa: BLE001 - it is raised where the waiter waits
                     self._raise(error)
                     return
-        elif reader.has_head and self.progress is Progress.NOTHING:
-            self.progress = Progress.HEAD
+        elif reader.has_head and self.progress is NOTHING:
+            self.progress = HEAD
         if reader.complete:
-            self.progress = Progress.END
+            self.progress = END
             self._deadline.clear()
         waiter = self._waiter
         if waiter is not None and self.progress >= self._awaited and not waiter.done():
             waiter.set_result(None)
 
     def _expired(self) -> None:
-        if self.progress is Progress.END:
+        if self.progress is END:
             self.close()  # it has rested for long enough
         else:
             self._fail(EngineFailure.TIMED_OUT, f"silent for {self._patience_s:g} s")

@@ -7,7 +7,8 @@ retry budget; the bytes that go to the engines are the same each time.
 """
 
 import time
-from dataclasses import dataclass, field
+
+import msgspec
 
 from events import WorkerRank
 from kvrouter import access
@@ -32,8 +33,7 @@ from kvrouter.sticky import ResponseOwners
 from kvrouter.workers import Worker
 
 
-@dataclass(slots=True)
-class Job:
+class Job(msgspec.Struct):
     """A request that is ready to be placed."""
 
     route: Route
@@ -49,7 +49,7 @@ class Job:
     """Whether the client asked which worker answered."""
     pinned: str | None = None
     """The one worker that can serve it."""
-    tried: set[str] = field(default_factory=set)
+    tried: set[str] = msgspec.field(default_factory=set)
 
 
 class Exchange:

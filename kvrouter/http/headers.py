@@ -8,6 +8,20 @@ from collections.abc import Iterable
 
 Headers = list[tuple[str, str]]
 
+_KNOWN_NAMES = 1024
+_names: dict[bytes, str] = {}
+
+
+def field_name(raw: bytes) -> str:
+    """A header's name as it is used here; those that are met often are remembered."""
+    name = _names.get(raw)
+    if name is None:
+        name = raw.lower().decode("latin-1")
+        if len(_names) < _KNOWN_NAMES:
+            _names[raw] = name
+    return name
+
+
 _HOP_BY_HOP = frozenset(
     (
         "connection",

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import httptools
 
-from kvrouter.http.headers import Headers
+from kvrouter.http.headers import Headers, field_name
 from kvrouter.openai.errors import Fault, RequestError
 
 MAX_OVERHEAD_BYTES = 65_536
@@ -166,16 +166,15 @@ class RequestReader:
         if self._incoming is not None:
             self._count_head(len(name) + len(value))
             return
-        self._headers.append((name.lower().decode("latin-1"), value.decode("latin-1")))
+        self._headers.append((field_name(name), value.decode("latin-1")))
         self._head_bytes += len(name) + len(value) + 4
-        if (
-            self._head_bytes > self._limits.max_head_bytes
-            or len(self._headers) > self._limits.max_headers
-        ):
+        if self._head_bytes > self._limits.max_head_bytes:
             raise _Stop(self._head_too_large())
 
     def on_headers_complete(self) -> None:
         """The head is whole."""
+        if len(self._headers) > self._limits.max_headers:
+            raise _Stop(self._head_too_large())
         parser = self._parser
         version = parser.get_http_version()
         if version not in ("1.1", "1.0"):
@@ -210,7 +209,9 @@ class RequestReader:
 
     def _read_framing(self, incoming: Incoming) -> None:
         fields = incoming.fields
-        hosts = [name for name, _ in self._headers].count("host")
+        hosts = int("host" in fields)
+        if len(fields) < len(self._headers):
+            hosts = [name for name, _ in self._headers].count("host")
         if hosts != 1 and not (incoming.http_1_0 and hosts == 0):
             raise _Stop(_malformed("a request has exactly one Host"))
         if "content-length" in fields:

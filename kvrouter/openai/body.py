@@ -81,6 +81,7 @@ class _Fields(msgspec.Struct, gc=False):
 
 _SCAN = msgspec.json.Decoder(_Fields)
 _ABSENT = object()
+_EMPTY: dict[str, Any] = {}
 
 
 class RequestBody:
@@ -182,10 +183,14 @@ class RequestBody:
         return ids if isinstance(ids, list) else None
 
     def _mapping(self, name: str) -> dict[str, Any]:
+        if getattr(self._fields, name) is _NOTHING:
+            return _EMPTY
         value = self.get(name)
-        return value if isinstance(value, dict) else {}
+        return value if isinstance(value, dict) else _EMPTY
 
     def _text(self, name: str) -> str | None:
+        if getattr(self._fields, name) is _NOTHING:
+            return None
         value = self.get(name)
         if not isinstance(value, str) or not value:
             return None
