@@ -186,9 +186,13 @@ def test_answers_are_measured_and_events_expected() -> None:
     assert source.expected == 1
     source.stats.last_batch_at = 2.0  # its events came before its response
     fleet.attempt_ended(placed, Outcome.OK, None, prompt)
+    assert source.expected == 1
+    source.stats.last_batch_at = 0.5  # of an earlier request; then events were switched off
+    fleet.attempt_ended(placed, Outcome.OK, None, prompt)
+    assert source.expected == 2
     fleet.attempt_ended(placed, Outcome.ENGINE_FAILED, Usage(33, 1, 0), prompt)
     assert state.proof.compared_total == 1
-    assert source.expected == 1
+    assert source.expected == 2
 
 
 def test_predictions_last_longer_where_no_event_will_confirm_them() -> None:

@@ -41,6 +41,7 @@ def test_steady_over_counting_degrades_and_says_so() -> None:
 def test_steady_under_counting_degrades_and_says_so() -> None:
     proof = proof_of(*[(0, 64)] * 4)
     assert proof.reason.startswith("under-counted")
+    assert (proof.over_tokens_total, proof.under_tokens_total) == (0, 256)
 
 
 def test_other_prompt_lengths_point_to_the_tokenizer() -> None:
