@@ -79,8 +79,8 @@ class Keeper:
             self._failed(problem)
             return
         self._failures_in_row = 0
-        self._worker.problem = ""
-        self._worker.happened(WorkerEvent.PROBE_OK)
+        if not self._worker.happened(WorkerEvent.PROBE_OK):
+            self._worker.problem = ""  # else it is to join, and what kept it from that may stand
 
     def _failed(self, problem: str) -> None:
         self._failures_in_row += 1

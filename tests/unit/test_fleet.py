@@ -14,7 +14,8 @@ from kvrouter.openai.errors import Fault, RequestError
 from kvrouter.openai.scan import Usage
 from kvrouter.prompt import Fidelity
 from kvrouter.proof import Measurement
-from kvrouter.workers import WorkerFacts
+from kvrouter.report import judge
+from kvrouter.workers import ServedModel, WorkerFacts, WorkerState
 
 
 def stored(*hashes: int, capacity: int = 4) -> EventBatch:
@@ -195,6 +196,42 @@ def test_answers_are_measured_and_events_expected() -> None:
     assert source.expected == 2
 
 
+def test_a_prompt_that_is_all_cached_makes_nobody_expect_events() -> None:
+    """Its engine has nothing to store: that it is silent says nothing."""
+    fleet = new_fleet()
+    rank = join(fleet, "a")
+    source = fleet.ranks[rank].source = FakeSource()
+    fleet.on_batch(rank, stored(1, 2))
+    placed = fleet.pools["m"].scheduler.place(prompt_of(range(9)), [rank], 1.0)
+    assert placed.decision.chosen.held_blocks == 2
+    fleet.attempt_ended(placed, Outcome.OK, None, prompt_of(range(9)))
+    assert source.expected == 0
+
+
+def test_a_rank_that_nobody_listens_to_is_believed_to_hold_nothing() -> None:
+    """E19: its events moved, or were switched off; nothing would tell what it loses."""
+    fleet = new_fleet()
+    rank, other = join(fleet, "a"), join(fleet, "b")
+    state, pool = fleet.ranks[rank], fleet.pools["m"]
+    state.source = FakeSource()
+    fleet.on_state(rank, StreamState.LIVE)
+    assert state.hears_events
+    for each in (rank, other):
+        fleet.on_batch(each, stored(1, 2))
+    state.proof.observe(Measurement(64, 64, 100, 100))
+    pool.scheduler.place(unique_prompt(1, 33), [rank], 0.0).lease.settle(Outcome.OK, 0.0)
+    fleet.unheard(rank)
+    assert (pool.index.blocks(rank), pool.index.blocks(other)) == (0, 2)
+    held = pool.scheduler.decide(unique_prompt(1, 33), [rank], 0.1).chosen.held_blocks
+    assert held == 0
+    assert judge(pool, rank, state)[0] == "blind"
+    assert state.proof.verdict == "blind"
+    state.source = FakeSource()  # of another place, with no connection yet
+    assert fleet.prediction_ttl_s(rank) == PredictionConfig().blind_ttl_s
+    assert "no connection" in judge(pool, rank, state)[1]
+    fleet.check()
+
+
 def test_predictions_last_longer_where_no_event_will_confirm_them() -> None:
     """E6 of the hard cases: an event-silent rank is judged by predictions alone."""
     fleet = new_fleet()
@@ -219,6 +256,26 @@ def test_models_are_the_union_with_their_parents() -> None:
         ("lora-a", "m"),
         ("n", None),
     ]
+
+
+@pytest.mark.parametrize("state", list(WorkerState))
+def test_only_a_ready_worker_gets_requests(state: WorkerState) -> None:
+    """Whatever its load: one that is being drained is often the least loaded."""
+    fleet = new_fleet()
+    first, second = join(fleet, "a"), join(fleet, "b")
+    fleet.workers["a"].state = state
+    candidates = fleet.pools["m"].candidates("m", (), 0.0)
+    assert candidates == ([first, second] if state is WorkerState.READY else [second])
+
+
+def test_an_adapters_requests_go_to_workers_that_have_it() -> None:
+    """The others would answer 404."""
+    fleet = new_fleet()
+    plain = WorkerFacts(models=(ServedModel("m"),), block_size=4)
+    first, second = join(fleet, "a", plain), join(fleet, "b")
+    pool = fleet.pools["m"]
+    assert pool.candidates("m", (), 0.0) == [first, second]
+    assert pool.candidates("lora-a", (), 0.0) == [second]
 
 
 def test_an_open_breaker_is_a_reason_to_go_elsewhere_but_not_to_serve_nobody() -> None:

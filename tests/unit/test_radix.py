@@ -177,6 +177,14 @@ def test_a_clear_within_a_batch_spares_what_comes_behind_it(bench: Bench) -> Non
     assert bench.gpu(W1) == 2
 
 
+def test_a_removal_before_a_clear_does_not_touch_what_comes_behind_it(bench: Bench) -> None:
+    """I10: evicted, cleared and stored again within one batch."""
+    bench.apply(W1, stored(NAMES[:3]))
+    applied = bench.apply(W1, removed(3), BlocksCleared(), stored(NAMES[:3]))
+    assert (applied.removed_blocks, applied.unknown_removed) == (1, 0)
+    assert bench.gpu(W1) == 3
+
+
 @pytest.mark.parametrize("name", [0, 2**63, 2**64 - 1, b"\x01" * 32, b""])
 def test_any_name_is_met_again_by_its_removal(bench: Bench, name: EngineHash) -> None:
     bench.apply(W1, stored([name, 5]))

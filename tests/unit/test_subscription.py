@@ -78,6 +78,11 @@ class Desk:
     def work(self) -> None:
         self._carry_out(self.core.work(self.now))
 
+    def work_off(self) -> None:
+        """Apply all that waits."""
+        while self.core.has_work:
+            self.work()
+
     def resync(self) -> None:
         self._carry_out(self.core.resync(self.now))
 
@@ -395,6 +400,17 @@ class TestRestart:
         desk.end(attempt=late)
         assert desk.held == [5000]
 
+    def test_a_late_reply_changes_nothing_while_the_backlog_is_applied(self) -> None:
+        desk = following(5, work_portion=1)
+        desk.live(7, 8, 9)
+        desk.reply(*range(5), 5, 6)
+        desk.end()
+        assert desk.core.has_work
+        desk.reply(8, of=5000)
+        desk.end()
+        desk.work_off()
+        assert (desk.held, desk.resyncs) == (list(range(10)), [])
+
     def test_without_replay_the_first_batch_after_a_reconnect_decides(self) -> None:
         desk = following(5, replay=False)
         desk.disconnect()
@@ -485,8 +501,7 @@ class TestPatience:
         desk.end()
         assert (len(desk.held), desk.state) == (10, StreamState.CATCHING_UP)
         desk.live(25)
-        while desk.core.has_work:
-            desk.work()
+        desk.work_off()
         assert (desk.held, desk.state) == (list(range(26)), StreamState.LIVE)
 
 
@@ -572,6 +587,28 @@ class TestRequestedResync:
         desk.end()
         assert (desk.held, desk.state) == ([0, 1, 2, 3, 4], StreamState.LIVE)
 
+    @pytest.mark.parametrize("state", ["replaying", "catching up", "degraded"])
+    def test_it_is_read_again_whatever_is_under_way(self, state: str) -> None:
+        """The index finds a contradiction in the very batches that a replay brings."""
+        desk = following(5, work_portion=1)
+        desk.live(7, 8, 9)
+        if state == "catching up":
+            desk.reply(*range(5), 5, 6)
+            desk.end()
+            assert desk.core.has_work
+        if state == "degraded":
+            desk.wait(10)
+            desk.work_off()
+        assert desk.state.name.lower().replace("_", " ") == state
+        desk.asked.clear()
+        desk.resync()
+        assert (desk.held, desk.resyncs[-1]) == ([], ResyncReason.REQUESTED)
+        assert (desk.asked, desk.state) == ([0], StreamState.REPLAYING)
+        desk.reply(*range(10))
+        desk.end()
+        desk.work_off()
+        assert (desk.held, desk.state) == (list(range(10)), StreamState.LIVE)
+
     def test_without_replay_the_rank_starts_cold(self) -> None:
         desk = following(5, replay=False)
         desk.resync()
@@ -592,8 +629,7 @@ def at(phase: StreamState) -> Desk:
         desk.end()
     elif phase is StreamState.DEGRADED:
         desk.wait(11)
-        while desk.core.has_work:
-            desk.work()
+        desk.work_off()
     assert desk.state is phase
     return desk
 
