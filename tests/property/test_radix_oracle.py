@@ -9,5 +9,6 @@ def test_any_events_leave_the_index_and_the_oracle_agreed() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_many_more_events_leave_the_index_and_the_oracle_agreed() -> None:
     compare(examples=2000, steps=30)
