@@ -22,7 +22,7 @@ but touch nothing, not even a rank of the same name that has come back meanwhile
 """
 
 import math
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Protocol
@@ -31,17 +31,12 @@ import msgspec
 
 from events import WorkerRank
 from kvrouter.active_blocks import ActiveBlocks, Hold
+from kvrouter.prefills import Prefills
 from kvrouter.prompt import HASH_BYTES, Prompt
 
 RECENT_HALF_LIFE_S = 10.0
 """How fast recent tokens fade. Longer than the pauses of one client's sequential requests, which
 must find a difference; much shorter than what makes a rank that was busy long ago look busy."""
-
-
-RATE_HALF_LIFE_S = 30.0
-"""How fast a learned prefill rate forgets, in seconds in which the rank had prefills waiting. Long
-enough to average over some dozens of prompts, short enough to notice within a minute that a GPU
-throttles."""
 
 
 class Outcome(StrEnum):
@@ -136,13 +131,13 @@ class Journal(Protocol):
     def booked(self, lease: "Lease", hashes: bytes, cached_blocks: int) -> None:
         """A request was booked; `hashes` are its prompt's, of which so many blocks are cached."""
 
-    def prefill_done(self, lease: "Lease") -> None:
+    def prefill_done(self, lease: "Lease", now: float) -> None:
         """Its first output byte is here."""
 
     def grown(self, lease: "Lease") -> None:
         """Its output fills another block."""
 
-    def over(self, lease: "Lease") -> None:
+    def over(self, lease: "Lease", now: float) -> None:
         """It is not counted any more."""
 
 
@@ -190,28 +185,19 @@ class _Entry:
         "half_life_s",
         "last_turn",
         "leases",
-        "prefill_tokens",
-        "prefilled_s",
-        "prefilled_tokens",
+        "prefills",
         "seen",
-        "waiting",
-        "working_since",
     )
 
     def __init__(self, half_life_s: float) -> None:
         self.half_life_s = half_life_s
         self.block_size = 1
-        self.prefill_tokens = 0
+        self.prefills: Prefills[Lease] = Prefills()
         self.decode_tokens = 0
         self.dispatched_tokens = 0.0
         self.dispatched_at = 0.0
         self.last_turn = 0
-        self.working_since = 0.0
-        self.prefilled_tokens = 0.0
-        self.prefilled_s = 0.0
         self.leases: set[Lease] = set()
-        self.waiting: OrderedDict[Lease, None] = OrderedDict()
-        """Those without a first output byte, oldest first (its first is found in O(1))."""
         self.seen: RankLoad | None = None
         """The counts as one value, until they change."""
 
@@ -226,17 +212,18 @@ class _Entry:
 
     def look(self) -> RankLoad:
         """Make `seen` anew."""
-        oldest = next(iter(self.waiting), None)
+        prefills = self.prefills
+        oldest = prefills.oldest
         self.seen = RankLoad(
             len(self.leases),
-            self.prefill_tokens,
+            prefills.tokens,
             self.decode_tokens,
             self.last_turn,
             self.block_size,
-            self.prefilled_tokens / self.prefilled_s if self.prefilled_s > 0 else 0.0,
-            oldest.prefill_tokens if oldest else 0,
-            oldest.booked_at if oldest else math.inf,
-            self.working_since,
+            prefills.rate,
+            oldest.tokens,
+            oldest.booked_at,
+            prefills.working_since,
             self.dispatched_tokens,
             self.dispatched_at,
             self.half_life_s,
@@ -250,19 +237,6 @@ class _Entry:
         self.block_size = block_size
         self.dispatched_tokens = self.load.recent_tokens(now) + uncached_tokens
         self.dispatched_at = now
-        self.changed()
-
-    def prefilled(self, tokens: int, now: float) -> None:
-        """A prefill is done: learn how fast.
-
-        Tokens and time are summed, so prefills that an engine batches, and which end together,
-        count as one.
-        """
-        elapsed_s = max(0.0, now - self.working_since)
-        decay = 0.5 ** (elapsed_s / RATE_HALF_LIFE_S)
-        self.prefilled_tokens = self.prefilled_tokens * decay + tokens
-        self.prefilled_s = self.prefilled_s * decay + elapsed_s
-        self.working_since = now
         self.changed()
 
 
@@ -314,10 +288,10 @@ class Lease:
             return
         self.prefill_done_at = now
         if self._entry is not None:
-            self._entry.prefilled(self.prefill_tokens, now)
-        self._stop_waiting()
+            self._entry.prefills.done(self, now)
+            self._entry.changed()
         if self._journal is not None:
-            self._journal.prefill_done(self)
+            self._journal.prefill_done(self, now)
 
     @property
     def blocks(self) -> int:
@@ -345,10 +319,7 @@ class Lease:
         self.outcome = outcome
         self.settled_at = now
         self._load._settled[outcome] += 1  # noqa: SLF001 - a lease is a part of its load
-        entry = self._entry
-        if entry is not None and next(iter(entry.waiting), None) is self:
-            entry.working_since = now  # what was spent on it says nothing about the next one
-        self.detach()
+        self.detach(now)
         return True
 
     def attach(self, entry: _Entry, prompt: Prompt, tree: ActiveBlocks, cached_blocks: int) -> None:
@@ -358,10 +329,7 @@ class Lease:
         self._length = max(prompt.prompt_tokens, len(prompt.token_ids))
         self._hashed_blocks = len(hashes) // HASH_BYTES
         entry.leases.add(self)
-        if not entry.waiting:
-            entry.working_since = self.booked_at
-        entry.waiting[self] = None
-        entry.prefill_tokens += self.prefill_tokens
+        entry.prefills.add(self, self.prefill_tokens, self.booked_at)
         if hashes:
             hold = tree.hold(self.rank, hashes)
             self._hold = (tree, hold)
@@ -371,7 +339,7 @@ class Lease:
         if self._journal is not None:
             self._journal.booked(self, hashes, cached_blocks)
 
-    def detach(self) -> None:
+    def detach(self, now: float) -> None:
         """Take the request out of its rank's counts; nothing that comes later touches them.
 
         Called by `settle` and `Load.remove`.
@@ -379,7 +347,7 @@ class Lease:
         entry = self._entry
         if entry is None:
             return
-        self._stop_waiting()
+        entry.prefills.drop(self, now)
         journal, self._entry = self._journal, None
         entry.leases.discard(self)
         entry.decode_tokens -= self._own_blocks * self.block_size
@@ -389,14 +357,7 @@ class Lease:
             self._hold = None
         entry.changed()
         if journal is not None:
-            journal.over(self)
-
-    def _stop_waiting(self) -> None:
-        if self._entry is None or self not in self._entry.waiting:
-            return
-        del self._entry.waiting[self]
-        self._entry.prefill_tokens -= self.prefill_tokens
-        self._entry.changed()
+            journal.over(self, now)
 
     def _grow(self) -> bool:
         """Count the blocks that no hash names: the prompt's last part, and output.
@@ -465,7 +426,7 @@ class Load:
         entry = self._entries.pop(rank, None)
         if entry is not None:
             for lease in tuple(entry.leases):
-                lease.detach()
+                lease.detach(lease.booked_at)
 
     def ranks(self) -> Sequence[WorkerRank]:
         """The ranks that had a booking since they were last removed."""
@@ -477,7 +438,7 @@ class Load:
         entries = self._entries.values()
         return Totals(
             active_requests=sum(len(entry.leases) for entry in entries),
-            prefill_tokens=sum(entry.prefill_tokens for entry in entries),
+            prefill_tokens=sum(entry.prefills.tokens for entry in entries),
             decode_tokens=sum(entry.decode_tokens for entry in entries),
             settled=dict(self._settled),
         )
@@ -505,8 +466,10 @@ def _check_entry(entry: _Entry, hashed_tokens: int) -> None:
     prefill_tokens = sum(lease.prefill_tokens for lease in waiting)
     own_tokens = sum(lease._own_blocks * lease.block_size for lease in entry.leases)  # noqa: SLF001 - a recount
     _require(all(lease.outcome is None for lease in entry.leases), "no settled lease is counted")
-    _require(waiting == entry.waiting.keys(), "waiting are those without a first output byte")
-    _require(prefill_tokens == entry.prefill_tokens, "prefill tokens are those of the waiting")
+    _require(
+        waiting == entry.prefills.waiting.keys(), "waiting are those without a first output byte"
+    )
+    _require(prefill_tokens == entry.prefills.tokens, "prefill tokens are those of the waiting")
     _require(hashed_tokens + own_tokens == entry.decode_tokens, "decode tokens are shared and own")
     _require(prefill_tokens >= 0 <= own_tokens, "no count is negative")
     seen = entry.load

@@ -213,11 +213,11 @@ class Replication:
                 shared.add(command.key, command.booking, now)
                 self.expect(command.booking, now)
             elif isinstance(command, Prefilled):
-                shared.prefilled(command.key)
+                shared.prefilled(command.key, now)
             elif isinstance(command, Grown):
                 shared.grow(command.key, command.own_blocks)
             elif isinstance(command, Dropped):
-                shared.drop(command.key)
+                shared.drop(command.key, now)
             elif isinstance(command, Expected):
                 self.expect(command.booking, now)
             elif isinstance(command, SendAsk):

@@ -14,8 +14,6 @@ are the exact ones.
 Turns (round robin) are each router's own.
 """
 
-import math
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -26,6 +24,7 @@ from events.replica import Booking, Ledger, blocks_of, sample
 from events.replica.mirror import Key
 from kvrouter.active_blocks import ActiveBlocks, Hold
 from kvrouter.load import IDLE, RECENT_HALF_LIFE_S, Lease, Load, RankLoad, recency
+from kvrouter.prefills import Prefills
 from kvrouter.prompt import HASH_BYTES, Prompt
 
 _FADED_HALF_LIVES = 10
@@ -90,7 +89,7 @@ class SampledBlocks:
 class _Others:
     """What the others have booked on one rank."""
 
-    __slots__ = ("block_size", "own_tokens", "prefill_tokens", "recent", "requests", "waiting")
+    __slots__ = ("block_size", "own_tokens", "prefill_tokens", "recent", "requests", "seen")
 
     def __init__(self) -> None:
         self.block_size = 1
@@ -99,7 +98,8 @@ class _Others:
         self.own_tokens = 0
         self.recent = (0.0, 0.0)
         """Uncached tokens of the latest bookings, and when that was right."""
-        self.waiting: OrderedDict[Key, float] = OrderedDict()
+        self.seen: tuple[RankLoad, RankLoad] | None = None
+        """An own load and its sum with this, until one of the two changes."""
 
     def recent_at(self, now: float, half_life_s: float) -> float:
         tokens, at = self.recent
@@ -130,6 +130,8 @@ class SharedLoad:
         self._own_holds: dict[Lease, tuple[Booking, Hold, Hold]] = {}
         self._remote: dict[Key, _Remote] = {}
         self._others: dict[WorkerRank, _Others] = {}
+        self._prefills: dict[WorkerRank, Prefills[Lease | Key]] = {}
+        """Of all replicas: only together they show how far a rank is and how fast."""
 
     # Own bookings change: the journal of the load.
 
@@ -149,10 +151,12 @@ class SharedLoad:
         own, everybody = self._trees(size)
         place = (lease.rank, booking.samples)
         self._own_holds[lease] = (booking, own.hold(*place), everybody.hold(*place))
+        self._prefills_on(lease.rank).add(lease, lease.prefill_tokens, lease.booked_at)
         self._has_news()
 
-    def prefill_done(self, lease: Lease) -> None:
+    def prefill_done(self, lease: Lease, now: float) -> None:
         """Its first output byte is here."""
+        self._prefills_on(lease.rank).done(lease, now)
         self._ledger.prefill_done(lease.number)
         self._has_news()
 
@@ -162,8 +166,9 @@ class SharedLoad:
         if self._ledger.has_news:
             self._has_news()
 
-    def over(self, lease: Lease) -> None:
+    def over(self, lease: Lease, now: float) -> None:
         """It is over."""
+        self._prefills_on(lease.rank).drop(lease, now)
         self._ledger.settle(lease.number)
         booking, own_hold, hold = self._own_holds.pop(lease)
         own, everybody = self._trees(booking.block_size)
@@ -190,36 +195,39 @@ class SharedLoad:
         others.block_size = booking.block_size
         others.requests += 1
         others.own_tokens += booking.own_blocks * booking.block_size
-        others.prefill_tokens += booking.prefill_tokens
-        booked_at = now - booking.age_ms / 1000
-        others.waiting[key] = booked_at
+        others.seen = None
+        if booking.waiting:
+            others.prefill_tokens += booking.prefill_tokens
+            booked_at = now - booking.age_ms / 1000
+            self._prefills_on(rank).add(key, booking.prefill_tokens, booked_at)
         faded = 0.5 ** (booking.age_ms / 1000 / self._half_life_s)
         recent = others.recent_at(now, self._half_life_s) + booking.prefill_tokens * faded
         others.recent = (recent, now)
-        if not booking.waiting:
-            self.prefilled(key)
 
-    def prefilled(self, key: Key) -> None:
-        """Its first output byte was there."""
-        rank, booking, _ = self._remote[key]
+    def prefilled(self, key: Key, now: float) -> None:
+        """Its first output byte was there, just now."""
+        rank = self._remote[key].rank
         others = self._others[rank]
-        if others.waiting.pop(key, None) is not None:
-            others.prefill_tokens -= booking.prefill_tokens
+        others.prefill_tokens -= self._prefills_on(rank).done(key, now)
+        others.seen = None
 
     def grow(self, key: Key, own_blocks: int) -> None:
         """It has so many blocks of its own by now."""
         remote = self._remote[key]
         booking = remote.booking
         grown = own_blocks - booking.own_blocks
-        self._others[remote.rank].own_tokens += grown * booking.block_size
+        others = self._others[remote.rank]
+        others.own_tokens += grown * booking.block_size
+        others.seen = None
         changed = msgspec.structs.replace(booking, own_blocks=own_blocks)
         self._remote[key] = remote._replace(booking=changed)
 
-    def drop(self, key: Key) -> None:
+    def drop(self, key: Key, now: float) -> None:
         """It is over, or its replica is."""
-        self.prefilled(key)
         rank, booking, hold = self._remote.pop(key)
         others = self._others[rank]
+        others.seen = None
+        others.prefill_tokens -= self._prefills_on(rank).drop(key, now)
         others.requests -= 1
         others.own_tokens -= booking.own_blocks * booking.block_size
         everybody = self._trees(booking.block_size)[1]
@@ -231,6 +239,10 @@ class SharedLoad:
         for rank, others in list(self._others.items()):
             if not others.requests and others.recent[1] + faded_s < now:
                 del self._others[rank]
+        for rank, prefills in list(self._prefills.items()):
+            is_unknown = rank not in self._others and self._load.of(rank) is IDLE
+            if is_unknown and not prefills.waiting and prefills.working_since + faded_s < now:
+                del self._prefills[rank]
 
     # Questions
 
@@ -270,8 +282,14 @@ class SharedLoad:
             for position, rank in enumerate(ranks):
                 more = others.get(rank)
                 if more is not None:
-                    loads[position] = self._sum(rank, loads[position], more)
+                    loads[position] = self._with(rank, loads[position], more)
         return loads
+
+    def _with(self, rank: WorkerRank, own: RankLoad, more: _Others) -> RankLoad:
+        """Both together, made anew after a change only: decisions look at all ranks each time."""
+        if more.seen is None or more.seen[0] is not own:
+            more.seen = (own, self._sum(rank, own, more))
+        return more.seen[1]
 
     def ranks_of_others(self) -> Sequence[WorkerRank]:
         """The ranks on which other replicas have, or lately had, bookings."""
@@ -283,19 +301,24 @@ class SharedLoad:
         return IDLE if more is None else self._sum(rank, IDLE, more)
 
     def _sum(self, rank: WorkerRank, own: RankLoad, more: _Others) -> RankLoad:
-        """Both together. The progress of the oldest prefill is judged by the own ones alone."""
+        """Both together."""
         shared_tokens = 0
         if more.requests:
             for size, everybody in self._all.items():
                 shared_tokens += everybody.tokens.get(rank, 0) - self._own[size].tokens.get(rank, 0)
         recent_at = max(own.dispatched_at, more.recent[1])
         recent = own.recent_tokens(recent_at) + more.recent_at(recent_at, self._half_life_s)
+        prefills = self._prefills_on(rank)
+        oldest = prefills.oldest
         return msgspec.structs.replace(
             own,
             active_requests=own.active_requests + more.requests,
             prefill_tokens=own.prefill_tokens + more.prefill_tokens,
             decode_tokens=own.decode_tokens + more.own_tokens + shared_tokens,
-            oldest_at=min(own.oldest_at, next(iter(more.waiting.values()), math.inf)),
+            prefill_rate=prefills.rate,
+            oldest_tokens=oldest.tokens,
+            oldest_at=oldest.booked_at,
+            working_since=prefills.working_since,
             dispatched_tokens=recent,
             dispatched_at=recent_at,
             recency=recency(recent, recent_at, self._half_life_s),
@@ -318,9 +341,8 @@ class SharedLoad:
             blocks.check()
         for rank, others in self._others.items():
             held = {key: each for key, each in self._remote.items() if each.rank == rank}
-            waiting = sum(
-                each.booking.prefill_tokens for k, each in held.items() if k in others.waiting
-            )
+            prefills = self._prefills_on(rank).waiting
+            waiting = sum(each.booking.prefill_tokens for k, each in held.items() if k in prefills)
             own = sum(each.booking.own_blocks * each.booking.block_size for each in held.values())
             if (others.requests, others.prefill_tokens, others.own_tokens) != (
                 len(held),
@@ -330,6 +352,12 @@ class SharedLoad:
                 raise AssertionError(
                     f"shared load: the counts of {rank} are not those of a recount"
                 )
+
+    def _prefills_on(self, rank: WorkerRank) -> "Prefills[Lease | Key]":
+        prefills = self._prefills.get(rank)
+        if prefills is None:
+            prefills = self._prefills[rank] = Prefills()
+        return prefills
 
     def _trees(self, block_size: int) -> tuple[SampledBlocks, SampledBlocks]:
         own = self._own.get(block_size)

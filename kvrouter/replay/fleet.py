@@ -14,17 +14,21 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import partial
 from random import Random
 
 from events import EventBatch, WorkerRank
+from events.replica import Added, Dropped, Grown, Ledger, Mirror, Ops, Prefilled
 from indexer import PredictedBlocks, RadixIndex
+from kvrouter.joint_predictions import Expectations, JointPredictions, expect_sampled
 from kvrouter.load import Lease, Load, Outcome
-from kvrouter.policy import Candidate, Policy
+from kvrouter.policy import Policy
 from kvrouter.prompt import Prompt
 from kvrouter.replay.engine import VirtualEngine
 from kvrouter.replay.result import Result, spread
 from kvrouter.replay.trace import Trace
 from kvrouter.scheduler import PREDICTION_TTL_S, Placement, Scheduler
+from kvrouter.shared_load import SharedLoad
 from kvrouter.sim.engine import EngineRequest, Output
 from kvrouter.sim.settings import CoreSettings
 from kvrouter.sim.timing import PolynomialTiming, TimingModel
@@ -62,27 +66,45 @@ class _Phase(IntEnum):
 
 
 class _Router:
-    """What one router process knows."""
+    """What one router process knows. One that shares tells and hears as in production."""
 
-    def __init__(self, index: RadixIndex, policy: Policy, block_size: int, rng: Random) -> None:
-        self.load = Load()
-        self.predicted = PredictedBlocks()
+    def __init__(
+        self, name: str, index: RadixIndex, policy: Policy, settings: FleetSettings, rng: Random
+    ) -> None:
+        self.ledger = Ledger(name, 1)
+        self.predicted: Expectations = PredictedBlocks()
+        self._mirror = Mirror(name, 1, Random(0))
+        self._of_others = PredictedBlocks()
+        load = Load()
+        self._shared = SharedLoad(load, self.ledger)
+        shares = settings.routers > 1 and settings.sync_s is not None
+        if shares:
+            load.journal = self._shared
+            self.predicted = JointPredictions(PredictedBlocks(), self._of_others)
+        block_size = settings.core.block_size
         self.scheduler = Scheduler(
-            index, self.predicted, self.load, policy, rng, said_block_size=lambda _: block_size
+            index,
+            self.predicted,
+            self._shared if shares else load,
+            policy,
+            rng,
+            said_block_size=lambda _: block_size,
         )
 
-    def hear(self, chosen: Candidate, prompt: Prompt, now: float) -> Lease:
-        """Another router has placed this prompt."""
-        block_size = chosen.block_size
-        hashes = prompt.hashes(block_size)
-        self.predicted.expect(chosen.rank, hashes, now=now, ttl_s=PREDICTION_TTL_S)
-        return self.load.book(
-            chosen.rank,
-            prompt,
-            overlap_blocks=chosen.saved_blocks,
-            block_size=block_size,
-            now=now,
-        )
+    def hear(self, news: Ops, now: float) -> None:
+        """Another router tells what it did."""
+        shared = self._shared
+        for command in self._mirror.hear(news, now):
+            if isinstance(command, Added):
+                shared.add(command.key, command.booking, now)
+                self._of_others.expire(now)
+                expect_sampled(self._of_others, command.booking, now=now, ttl_s=PREDICTION_TTL_S)
+            elif isinstance(command, Prefilled):
+                shared.prefilled(command.key, now)
+            elif isinstance(command, Grown):
+                shared.grow(command.key, command.own_blocks)
+            elif isinstance(command, Dropped):
+                shared.drop(command.key, now)
 
 
 class _Job:
@@ -94,7 +116,6 @@ class _Job:
         "done_at",
         "first_token_at",
         "lease",
-        "mirrors",
         "output_tokens",
         "prompt_tokens",
     )
@@ -106,7 +127,6 @@ class _Job:
         self.prompt_tokens = prompt_tokens
         self.output_tokens = output_tokens
         self.lease = lease
-        self.mirrors: list[Lease] = []
         self.cached_tokens = 0
         self.first_token_at = math.nan
         self.done_at = math.nan
@@ -131,10 +151,9 @@ class _Fleet:
         self._progress = progress
         self._rng = Random(settings.seed)
         self._index = RadixIndex()
-        block_size = settings.core.block_size
         self._routers = [
-            _Router(self._index, policy, block_size, Random(self._rng.random()))
-            for _ in range(settings.routers)
+            _Router(f"r{number}", self._index, policy, settings, Random(self._rng.random()))
+            for number in range(settings.routers)
         ]
         self._engines = {
             WorkerRank(f"w{number}"): VirtualEngine(
@@ -158,6 +177,7 @@ class _Fleet:
         while agenda:
             now, _, _, action = heapq.heappop(agenda)
             action(now)
+            self._tell_routers(now)
 
     def _at(self, time_s: float, phase: _Phase, action: Callable[[float], None]) -> None:
         heapq.heappush(self._agenda, (time_s, phase, next(self._order), action))
@@ -182,7 +202,6 @@ class _Fleet:
         placement = self._place(self._routers[place], prompt, now)
         job = _Job(now, request.prompt_tokens, request.output_tokens, placement.lease)
         self._jobs[str(number)] = job
-        self._tell_routers(place, job, placement, prompt, now)
         rank = placement.decision.winner
         engine = self._engines[rank]
         output = self._trace.output(number)
@@ -250,38 +269,28 @@ class _Fleet:
         if not output.position:
             job.first_token_at = now
             job.cached_tokens = output.cached_tokens
-            self._tell_mirrors(job, lambda lease, now: lease.prefill_done(now), now)
         if output.finished:
             job.done_at = now
             job.lease.settle(Outcome.OK, now)
-            self._tell_mirrors(job, lambda lease, now: lease.settle(Outcome.OK, now), now)
 
-    # Routers tell each other. Of outputs they do not: they are few beside a prompt.
+    # Routers tell each other.
 
-    def _tell_routers(
-        self, place: int, job: _Job, placement: Placement, prompt: Prompt, now: float
-    ) -> None:
+    def _tell_routers(self, now: float) -> None:
+        """What happened at each router is on its way to all others."""
         sync_s = self._settings.sync_s
-        if sync_s is None or len(self._routers) == 1:
-            return
-        others = [router for number, router in enumerate(self._routers) if number != place]
-        chosen = placement.decision.chosen
+        for router in self._routers:
+            if not router.ledger.has_news:
+                continue
+            news = router.ledger.flush()
+            if sync_s is not None:
+                deliver = partial(self._deliver, router, news)
+                self._at(now + sync_s, _Phase.NEWS, deliver)
 
-        def book(now: float) -> None:
-            job.mirrors = [other.hear(chosen, prompt, now) for other in others]
-
-        self._at(now + sync_s, _Phase.NEWS, book)
-
-    def _tell_mirrors(self, job: _Job, news: Callable[[Lease, float], object], now: float) -> None:
-        sync_s = self._settings.sync_s
-        if sync_s is None or len(self._routers) == 1:
-            return
-
-        def tell(now: float) -> None:
-            for lease in job.mirrors:
-                news(lease, now)
-
-        self._at(now + sync_s, _Phase.NEWS, tell)
+    def _deliver(self, sender: _Router, news: list[Ops], now: float) -> None:
+        for router in self._routers:
+            if router is not sender:
+                for ops in news:
+                    router.hear(ops, now)
 
     def result(self) -> Result:
         """The figures of the whole run."""

@@ -33,12 +33,12 @@ class Replica:
                 if isinstance(command, Added):
                     self.shared.add(command.key, command.booking, now)
                 elif isinstance(command, Prefilled):
-                    self.shared.prefilled(command.key)
+                    self.shared.prefilled(command.key, now)
                 elif isinstance(command, Grown):
                     self.shared.grow(command.key, command.own_blocks)
                 else:
                     assert isinstance(command, Dropped)
-                    self.shared.drop(command.key)
+                    self.shared.drop(command.key, now)
 
     def flush(self) -> None:
         self.said = self.ledger.flush()
@@ -100,12 +100,14 @@ class World:
             replica.load.check()
 
 
-def exact(load: RankLoad, now: float) -> tuple[int, int, int, int]:
+def exact(load: RankLoad, now: float) -> tuple[int, ...]:
     recent = round(load.recent_tokens(now))
-    return (load.active_requests, load.prefill_tokens, load.decode_tokens, recent)
+    queued = round(load.queued_tokens(now + 0.5))
+    counts = (load.active_requests, load.prefill_tokens, load.decode_tokens)
+    return (*counts, recent, queued, round(1000 * load.prefill_rate))
 
 
-def views(replicas: Sequence[Replica], world: World) -> list[list[tuple[int, int, int, int]]]:
+def views(replicas: Sequence[Replica], world: World) -> list[list[tuple[int, ...]]]:
     return [[exact(each, world.now) for each in r.shared.of_each(RANKS)] for r in replicas]
 
 

@@ -245,7 +245,7 @@ def test_totals_sum_over_ranks(load: Load) -> None:
 
 def test_check_finds_a_wrong_count(load: Load) -> None:
     book(load, unique_prompt(0, 40))
-    load._entries[A].prefill_tokens += 1
+    load._entries[A].prefills.tokens += 1
     with pytest.raises(AssertionError, match="prefill tokens"):
         load.check()
 
