@@ -57,10 +57,10 @@ class LinkState(StrEnum):
 class NatsSettings:
     """Where NATS is, who we are there, and how patient to be.
 
-    `credentials` is a .creds file, `nkey_seed` a file with a seed. With any of the TLS files the
-    connection is encrypted; the server's certificate is checked against `tls_ca` (or the system's
-    authorities), and `tls_cert` with `tls_key` is ours. `learn_servers`: also use the servers that
-    the cluster tells of.
+    `credentials` is a .creds file, `nkey_seed` a file with a seed. With any of the TLS files, or a
+    tls:// server, the connection is encrypted or not made; the server's certificate is checked
+    against `tls_ca` (or the system's authorities), and `tls_cert` with `tls_key` is ours.
+    `learn_servers`: also use the servers that the cluster tells of.
     """
 
     servers: tuple[str, ...]
@@ -107,6 +107,23 @@ class Subscription:
 
 
 _Todo: TypeAlias = tuple[str, bytes, str] | Subscription
+
+
+class _Client(Client):
+    """A client that sends nothing in the clear where it is to encrypt.
+
+    The library goes by what the server says of itself, and anyone in its place may say that no
+    encryption is needed, to be told the password.
+    """
+
+    def __init__(self, *, must_encrypt: bool) -> None:
+        super().__init__()
+        self._must_encrypt = must_encrypt
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        if self._must_encrypt and initial_connection and not info.get("tls_required"):
+            raise nats.errors.SecureConnRequiredError
+        await super()._process_info(info, initial_connection)
 
 
 class NatsLink:
@@ -193,7 +210,8 @@ class NatsLink:
         """A client of the next server; None if that one does not have us."""
         self._servers.rotate(-1)
         server = self._servers[-1]
-        client = Client()
+        must_encrypt = self._tls is not None or server.startswith("tls://")
+        client = _Client(must_encrypt=must_encrypt)
         settings = self._settings
         self._lost.clear()
         try:
