@@ -81,6 +81,16 @@ class WorkerConfig(_Section, frozen=True, kw_only=True):
     """Of each rank."""
 
 
+class EngineTlsConfig(_Section, frozen=True, kw_only=True):
+    """TLS to workers with an `https` URL."""
+
+    ca: str | None = None
+    """A file with the authorities that may vouch for engines; those of the system where absent."""
+    cert: str | None = None
+    """A file with the router's own certificate, for engines that ask for one."""
+    key: str | None = None
+
+
 class PolicyConfig(_Section, frozen=True, kw_only=True):
     """How a worker is chosen."""
 
@@ -275,7 +285,17 @@ class ServerConfig(_Section, frozen=True, kw_only=True):
     """Where the router listens."""
 
     host: str = "127.0.0.1"
+    """An address or a name; `*` for all addresses of both IP versions."""
     port: Port = 8000
+    unix_socket: str | None = None
+    """A path where local clients can connect too."""
+    tls_cert: str | None = None
+    """A file with the certificate for clients, and those up to its authority. TLS on `port` then;
+    SIGHUP makes the router read it again."""
+    tls_key: str | None = None
+    """Its key, where that stands in a file of its own."""
+    tls_client_ca: str | None = None
+    """A file with the authorities of clients, which must have a certificate then."""
     admin_host: str = "127.0.0.1"
     admin_port: Port = 8001
     cors_origins: list[Annotated[str, Meta(pattern=r"^(\*|[a-z][a-z0-9+.\-]*://[^/\s]+)$")]] = []
@@ -289,6 +309,7 @@ class Config(_Section, frozen=True, kw_only=True):
 
     server: ServerConfig = ServerConfig()
     workers: list[WorkerConfig] = []
+    engine_tls: EngineTlsConfig = EngineTlsConfig()
     policy: PolicyConfig = PolicyConfig()
     prediction: PredictionConfig = PredictionConfig()
     tokenizer: TokenizerConfig = TokenizerConfig()
@@ -332,6 +353,7 @@ def parse_config(tables: dict[str, Any]) -> Config:
         raise ConfigError("\n".join(problems))
     config = msgspec.convert(tables, Config)
     _check_names(config)
+    _check_tls(config)
     _check_policy(tables.get("policy", {}))
     return config
 
@@ -362,6 +384,14 @@ def _check_names(config: Config) -> None:
             raise ConfigError(f"workers[{index}].relayed: needs nats.servers")
         for at, events in enumerate(worker.kv_events or ()):
             _check_endpoint(f"workers[{index}].kv_events[{at}]", events)
+
+
+def _check_tls(config: Config) -> None:
+    server, engines = config.server, config.engine_tls
+    if server.tls_cert is None and (server.tls_key or server.tls_client_ca):
+        raise ConfigError("server.tls_cert: is missing beside the other fields about TLS")
+    if engines.cert is None and engines.key is not None:
+        raise ConfigError("engine_tls.cert: is missing beside its key")
 
 
 def _check_port(path: str, url: str) -> None:

@@ -6,6 +6,7 @@ folder or hub id that the engine gives as the model's root.
 
 import asyncio
 import logging
+import ssl
 import time
 from functools import partial
 from pathlib import Path
@@ -35,8 +36,9 @@ RETRY_S = 30.0
 class TokenizerLoader:
     """Loads tokenizers in threads, so that the event loop goes on."""
 
-    def __init__(self, settings: TokenizerConfig) -> None:
+    def __init__(self, settings: TokenizerConfig, tls: ssl.SSLContext | None = None) -> None:
         self._settings = settings
+        self._tls = tls
         self._failed_at: dict[str, float] = {}
 
     async def run(self, fleet: Fleet) -> None:
@@ -56,7 +58,7 @@ class TokenizerLoader:
         known_problem = pool.tokenizer_problem
         wish = self._settings.backends.get(pool.model, self._settings.backend)
         if wish == "remote":
-            pool.tokenizer = RemoteTokenizer(pool.model, partial(_ready_urls, pool))
+            pool.tokenizer = RemoteTokenizer(pool.model, partial(_ready_urls, pool), self._tls)
         elif wish == "bytes":
             pool.tokenizer = BytesTokenizer("approximate: the configuration asks for bytes")
         else:

@@ -48,6 +48,7 @@ from kvrouter.scheduler import Scheduler
 from kvrouter.sharing import Sharing, joint, nats_link, relayed_source, replica_name, share
 from kvrouter.sticky import ResponseOwners
 from kvrouter.supervision import background
+from kvrouter.tls import ServerTls, engine_tls, server_tls
 from kvrouter.tokenize import EncodingThreads, ThreadSettings
 from kvrouter.tokenizer_loading import TokenizerLoader
 from kvrouter.workers import Worker
@@ -70,6 +71,7 @@ class Router:
     tokenizers: EncodingThreads
     sharing: Sharing | None
     link: NatsLink | None
+    tls: ServerTls | None
     port: int
     admin_port: int
 
@@ -78,8 +80,10 @@ class Router:
 async def running(config: Config) -> AsyncIterator[Router]:
     """A router that serves while the context is open.
 
-    Raises OSError when one of its addresses cannot be bound.
+    Raises OSError when one of its addresses cannot be bound, and ConfigError when the files for
+    TLS are not right.
     """
+    to_engines, to_clients = engine_tls(config.engine_tls), server_tls(config.server)
     load = Load()
     name = config.replicas.name or replica_name()
     link = nats_link(config, name)
@@ -89,8 +93,8 @@ async def running(config: Config) -> AsyncIterator[Router]:
         sharing.warm_up(fleet)
     async with (
         encoding_threads(config) as tokenizers,
-        EngineClient(config.timeouts) as engines,
-        aiohttp.ClientSession() as probes,
+        EngineClient(config.timeouts, to_engines) as engines,
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=to_engines)) as probes,
     ):
         door, metrics = plane(config, fleet, engines, tokenizers)
         metrics.registry.register(FleetCollector(fleet, tokenizers))
@@ -99,12 +103,22 @@ async def running(config: Config) -> AsyncIterator[Router]:
         admin = Admin(fleet, metrics, explainer, partial(replicas, sharing, link))
         async with (
             admin_listening(admin, config.server) as admin_port,
-            listening(door.handle, metrics.unread, config) as port,
+            listening(door.handle, metrics.unread, config, to_clients) as port,
             _connected(link, sharing, fleet),
-            _keeping(config, fleet, probes, link, sharing, name),
+            _keeping(
+                config,
+                fleet,
+                probes,
+                TokenizerLoader(config.tokenizer, to_engines),
+                link,
+                sharing,
+                name,
+            ),
             _ticking(fleet, metrics),
         ):
-            yield Router(fleet, door, metrics, tokenizers, sharing, link, port, admin_port)
+            yield Router(
+                fleet, door, metrics, tokenizers, sharing, link, to_clients, port, admin_port
+            )
 
 
 class Plane(NamedTuple):
@@ -199,12 +213,12 @@ async def _keeping(
     config: Config,
     fleet: Fleet,
     probes: aiohttp.ClientSession,
+    loader: TokenizerLoader,
     link: NatsLink | None,
     sharing: Sharing | None,
     name: str,
 ) -> AsyncIterator[None]:
     """Keep all workers, and load the tokenizers of the models that they turn out to serve."""
-    loader = TokenizerLoader(config.tokenizer)
     warmth = None if sharing is None else sharing.warmth
     with zmq.asyncio.Context() as context:
         context.set(zmq.MAX_SOCKETS, MAX_ZMQ_SOCKETS)

@@ -23,6 +23,7 @@ from kvrouter.fleet import Fleet
 from kvrouter.http.connection import ClientConnection, ConnectionSettings
 from kvrouter.http.engine import EngineClient
 from kvrouter.http.request_reader import ReadLimits
+from kvrouter.http.server import Connections
 from kvrouter.load import Load
 from kvrouter.tokenize import ModelTokenizer
 from kvrouter.wiring import Plane, encoding_threads, new_fleet, plane
@@ -124,7 +125,9 @@ class Bench:
         self._engine.connection_made(cast("asyncio.Transport", self._engine_pipe))
         host.give_back(self._engine)
         self._client = ClientConnection(
-            made.door.handle, made.metrics.unread, ConnectionSettings(ReadLimits()), lambda _: None
+            made.door.handle,
+            ConnectionSettings(ReadLimits()),
+            Connections(made.door.handle, made.metrics.unread, ConnectionSettings(ReadLimits())),
         )
         self._client_pipe = Pipe()
         self._client.connection_made(cast("asyncio.Transport", self._client_pipe))

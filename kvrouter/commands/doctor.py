@@ -10,6 +10,7 @@ import aiohttp
 
 from kvrouter.config import Config, ConfigError, parse_config, read_toml, worker_name
 from kvrouter.doctor import Examination, Verdict
+from kvrouter.tls import engine_tls
 
 TIMEOUT_S = 60.0
 
@@ -38,7 +39,8 @@ def run(options: argparse.Namespace) -> int:
 async def _examine(config: Config, tokenizer: str | None) -> int:
     problems = 0
     timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
-    async with aiohttp.ClientSession(timeout=timeout) as session:
+    connector = aiohttp.TCPConnector(ssl=engine_tls(config.engine_tls))
+    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
         for worker in config.workers:
             sys.stdout.write(f"{worker_name(worker)}\n")
             async for finding in Examination(worker, session, tokenizer).run():

@@ -137,9 +137,13 @@ async def _serve(config: Config) -> int:
         loop.add_signal_handler(number, stop.set)
     try:
         async with running(config) as router, background({"heap": partial(_freezing, router)}):
+            loop.add_signal_handler(signal.SIGHUP, _reload, router)
             server = config.server
-            log.info("clients: http://%s:%d/v1", server.host, router.port)
-            log.info("second port: http://%s:%d", server.admin_host, router.admin_port)
+            scheme = "http" if router.tls is None else "https"
+            log.info("clients: %s://%s:%d/v1", scheme, _in_url(server.host), router.port)
+            if server.unix_socket is not None:
+                log.info("clients: %s", server.unix_socket)
+            log.info("second port: http://%s:%d", _in_url(server.admin_host), router.admin_port)
             await stop.wait()
             if router.door.active_requests:
                 log.info("stopping: %d requests may finish", router.door.active_requests)
@@ -155,3 +159,20 @@ async def _freezing(router: Router) -> None:
     while True:
         await asyncio.sleep(HEAP_TICK_S)
         heap.tick(sum(pool.index.stats().blocks for pool in router.fleet.pools.values()))
+
+
+def _in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _reload(router: Router) -> None:
+    """Read again what may change while the router runs: the certificate for clients."""
+    if router.tls is None:
+        log.info("SIGHUP: there is no certificate to read again")
+        return
+    try:
+        router.tls.reload()
+    except ConfigError as error:
+        log.error("SIGHUP: the old certificate stays: %s", error)  # noqa: TRY400 - says it all
+    else:
+        log.info("SIGHUP: the certificate was read again")

@@ -14,7 +14,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import cast
+from typing import Protocol, cast
 
 from kvrouter.http.client import WireClient, send_whole
 from kvrouter.http.deadline import Deadline
@@ -29,7 +29,19 @@ LINGER_S = 2.0
 LINGER_BYTES = 16_777_216
 
 Handler = Callable[[WireClient], Awaitable[None]]
-Refused = Callable[[Fault], None]
+
+
+class Owner(Protocol):
+    """Who keeps the connections. With TLS one may be closed that was never opened."""
+
+    def opened(self, connection: "ClientConnection") -> None:
+        """A client is there."""
+
+    def closed(self, connection: "ClientConnection") -> None:
+        """It is gone."""
+
+    def refused(self, fault: Fault) -> None:
+        """What a client sent could not be read as a request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,21 +56,14 @@ class ConnectionSettings:
 
 
 class ClientConnection(asyncio.Protocol):
-    """Serves one connection with `handle`; tells `closed` when it is gone."""
+    """Serves one connection with `handle`."""
 
-    def __init__(
-        self,
-        handle: Handler,
-        refused: Refused,
-        settings: ConnectionSettings,
-        closed: "Callable[[ClientConnection], None]",
-    ) -> None:
+    def __init__(self, handle: Handler, settings: ConnectionSettings, owner: Owner) -> None:
         self.closing = False
         self.full = False
         self._handle = handle
-        self._refused = refused
         self._settings = settings
-        self._closed = closed
+        self._owner = owner
         self._loop = asyncio.get_running_loop()
         self._reader = RequestReader(settings.limits)
         self._deadline = Deadline(self._loop, self._expired)
@@ -83,6 +88,7 @@ class ClientConnection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=HIGH_WATER_BYTES, low=LOW_WATER_BYTES)
         self._deadline.move(self._settings.head_s)
+        self._owner.opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The client is gone; so is its request."""
@@ -92,7 +98,7 @@ class ClientConnection(asyncio.Protocol):
         self._deadline.close()
         if self._task is not None:
             self._task.cancel()
-        self._closed(self)
+        self._owner.closed(self)
 
     def data_received(self, data: bytes) -> None:
         """Bytes of the client."""
@@ -192,7 +198,7 @@ class ClientConnection(asyncio.Protocol):
     def _refuse(self, failure: RequestError) -> None:
         """Answer what could not be read as a request."""
         self.closing = True
-        self._refused(failure.fault)
+        self._owner.refused(failure.fault)
         incoming = Incoming("", "", [])
         incoming.complete = True
         client = WireClient(incoming, self, body_s=0.0)

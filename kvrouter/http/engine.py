@@ -7,6 +7,7 @@ came: then the request is sent again on a new connection, and nobody is any the 
 
 import asyncio
 import errno
+import ssl
 from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
@@ -123,8 +124,9 @@ class EngineResponse:
 class EngineClient:
     """Connections to all workers, kept alive between requests."""
 
-    def __init__(self, timeouts: TimeoutConfig) -> None:
+    def __init__(self, timeouts: TimeoutConfig, tls: ssl.SSLContext | None = None) -> None:
         self._timeouts = timeouts
+        self._tls = tls
         self._hosts: dict[str, Host] = {}
 
     async def __aenter__(self) -> Self:
@@ -160,7 +162,7 @@ class EngineClient:
         """The connections to one worker."""
         host = self._hosts.get(url)
         if host is None:
-            host = self._hosts[url] = Host(url, self._timeouts.connect_s)
+            host = self._hosts[url] = Host(url, self._timeouts.connect_s, self._tls)
         return host
 
     async def _start(
@@ -182,10 +184,12 @@ class EngineClient:
 class Host:
     """One worker's address, and the connections to it that rest."""
 
-    def __init__(self, url: str, connect_s: float) -> None:
+    def __init__(self, url: str, connect_s: float, tls: ssl.SSLContext | None = None) -> None:
         parts = urlsplit(url)
+        is_tls = parts.scheme == "https"
         self.name = parts.netloc
-        self._address = (parts.hostname or "", parts.port or 80)
+        self._address = (parts.hostname or "", parts.port or (443 if is_tls else 80))
+        self._tls = (tls or ssl.create_default_context()) if is_tls else None
         self._connect_s = connect_s
         self._resting: dict[EngineConnection, None] = {}
 
@@ -202,7 +206,9 @@ class Host:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._connect_s):
-                _, connection = await loop.create_connection(self.new_connection, *self._address)
+                _, connection = await loop.create_connection(
+                    self.new_connection, *self._address, ssl=self._tls
+                )
         except TimeoutError as error:
             message = f"no connection within {self._connect_s:g} s"
             raise EngineError(EngineFailure.UNREACHABLE, message) from error

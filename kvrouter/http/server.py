@@ -2,36 +2,51 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import socket
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 
 from kvrouter.config import Config
-from kvrouter.http.connection import ClientConnection, ConnectionSettings, Handler, Refused
+from kvrouter.http.connection import ClientConnection, ConnectionSettings, Handler
 from kvrouter.http.request_reader import ReadLimits
+from kvrouter.http.sockets import BACKLOG, opened, port_of
+from kvrouter.openai.errors import Fault
+from kvrouter.tls import ServerTls
+
+Refused = Callable[[Fault], None]
 
 log = logging.getLogger(__name__)
-
-BACKLOG = 1024
 
 
 class Connections:
     """The open connections of clients."""
 
     def __init__(self, handle: Handler, refused: Refused, settings: ConnectionSettings) -> None:
+        self.refused = refused
         self._handle = handle
-        self._refused = refused
         self._settings = settings
+        self._draining = False
         self._open: set[ClientConnection] = set()
         self._gone = asyncio.Event()
 
     def new(self) -> ClientConnection:
         """A protocol for a connection that comes in."""
-        connection = ClientConnection(self._handle, self._refused, self._settings, self._closed)
+        return ClientConnection(self._handle, self._settings, self)
+
+    def opened(self, connection: ClientConnection) -> None:
+        """A client is there."""
         self._open.add(connection)
-        return connection
+        if self._draining:
+            connection.shut_down()
+
+    def closed(self, connection: ClientConnection) -> None:
+        """It is gone."""
+        self._open.discard(connection)
+        self._gone.set()
 
     async def drain(self, patience_s: float) -> None:
         """Let running requests end, for a while; then cut them, and say how many."""
+        self._draining = True
         for connection in list(self._open):
             connection.shut_down()
         try:
@@ -50,28 +65,59 @@ class Connections:
             self._gone.clear()
             await self._gone.wait()
 
-    def _closed(self, connection: ClientConnection) -> None:
-        self._open.discard(connection)
-        self._gone.set()
+
+@asynccontextmanager
+async def listening(
+    handle: Handler,
+    refused: Refused,
+    config: Config,
+    tls: ServerTls | None = None,
+    *,
+    inherited: Sequence[socket.socket] = (),
+) -> AsyncIterator[int]:
+    """Serve clients while the context is open; gives the port that is listened on.
+
+    On `inherited` listening sockets, where there are any, instead of new ones. `refused` is told
+    why something could not be read as a request. On leaving, no connection is accepted any more
+    and running requests get `shutdown_s` to finish. Raises OSError when an address cannot be bound.
+    """
+    connections = Connections(handle, refused, _settings(config))
+    async with AsyncExitStack() as exits:
+        exits.push_async_callback(_drained, connections, config.timeouts.shutdown_s)
+        listeners = inherited or exits.enter_context(opened(config.server))
+        for each in listeners:
+            await exits.enter_async_context(
+                _accepting(connections, each, tls, config.timeouts.head_s)
+            )
+        yield port_of(listeners)
 
 
 @asynccontextmanager
-async def listening(handle: Handler, refused: Refused, config: Config) -> AsyncIterator[int]:
-    """Serve clients while the context is open; gives the port that is listened on.
-
-    `refused` is told why something could not be read as a request.
-    On leaving, no connection is accepted any more and running requests get `shutdown_s` to
-    finish. Raises OSError when the address cannot be bound.
-    """
+async def _accepting(
+    connections: Connections,
+    listener: socket.socket,
+    tls: ServerTls | None,
+    handshake_s: float,
+) -> AsyncIterator[None]:
     loop = asyncio.get_running_loop()
-    connections = Connections(handle, refused, _settings(config))
-    address = config.server.host, config.server.port
-    server = await loop.create_server(connections.new, *address, backlog=BACKLOG)
+    if listener.family == socket.AF_UNIX:
+        server = await loop.create_unix_server(connections.new, sock=listener, backlog=BACKLOG)
+    else:
+        server = await loop.create_server(
+            connections.new,
+            sock=listener,
+            backlog=BACKLOG,
+            ssl=None if tls is None else tls.context,
+            ssl_handshake_timeout=None if tls is None else handshake_s,
+        )
     try:
-        yield server.sockets[0].getsockname()[1]
+        yield
     finally:
         server.close()
-        await asyncio.shield(connections.drain(config.timeouts.shutdown_s))
+
+
+async def _drained(connections: Connections, patience_s: float) -> None:
+    await asyncio.shield(connections.drain(patience_s))
 
 
 def _settings(config: Config) -> ConnectionSettings:

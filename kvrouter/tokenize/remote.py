@@ -7,10 +7,11 @@ this is for models that the router can't tokenize. The answer is exact.
 import http.client
 import itertools
 import json
+import ssl
 from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from kvrouter.openai.body import Endpoint, RequestBody
 from kvrouter.prompt import Fidelity, Prompt
@@ -34,7 +35,10 @@ class RemoteTokenizer:
     has_sample = False
     chat_problem = ""
 
-    def __init__(self, model: str, urls: Callable[[], Sequence[str]]) -> None:
+    def __init__(
+        self, model: str, urls: Callable[[], Sequence[str]], tls: ssl.SSLContext | None = None
+    ) -> None:
+        self._tls = tls
         self._model = model
         self._urls = urls
         self._turn = itertools.count()
@@ -70,8 +74,7 @@ class RemoteTokenizer:
         if not urls:
             raise ValueError("no engine is ready")
         address = urlsplit(urls[next(self._turn) % len(urls)])
-        kind = http.client.HTTPSConnection if address.scheme == "https" else _Plain
-        connection = kind(address.netloc, timeout=TIMEOUT_S)
+        connection = _connection(address, self._tls)
         try:
             body = json.dumps(question).encode()
             connection.request("POST", _PATH, body, {"Content-Type": "application/json"})
@@ -87,7 +90,10 @@ class RemoteTokenizer:
         return ids
 
 
-_Plain = http.client.HTTPConnection
+def _connection(address: SplitResult, tls: ssl.SSLContext | None) -> http.client.HTTPConnection:
+    if address.scheme == "https":
+        return http.client.HTTPSConnection(address.netloc, timeout=TIMEOUT_S, context=tls)
+    return http.client.HTTPConnection(address.netloc, timeout=TIMEOUT_S)
 
 
 def _question(request: RequestBody) -> tuple[dict[str, Any] | None, list[str]]:
