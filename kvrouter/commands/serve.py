@@ -24,6 +24,10 @@ FEW_FILES = 4096
 
 HEAP_TICK_S = 0.25
 
+SWITCH_S = 0.001
+"""How long a thread may keep the interpreter while the event loop waits for it: a fifth of Python's
+own setting. The threads are those that tokenize, and few."""
+
 _EPILOG = """\
 Each worker needs:   vllm serve MODEL --enable-prompt-tokens-details --kv-events-config
                      '{"enable_kv_cache_events": true, "publisher": "zmq",
@@ -98,6 +102,7 @@ def run(options: argparse.Namespace) -> int:
     files = raise_file_limit()
     if files < FEW_FILES:
         log.warning("only %d open files are allowed: raise the limit with ulimit -n", files)
+    sys.setswitchinterval(SWITCH_S)
     return uvloop.run(_serve(config))
 
 

@@ -24,7 +24,7 @@ _TEXT_FIELDS = {
 class BytesTokenizer:
     """Takes the JSON of what a client says, as it came, for its text."""
 
-    waits = False
+    speed = 100
     has_sample = False
 
     def __init__(self, chat_problem: str) -> None:

@@ -35,12 +35,15 @@ class EncoderReport(NamedTuple):
 class PromptTokenizer(Protocol):
     """From requests for one model to prompts. It is used by several threads at once.
 
-    `chat_problem` says what is wrong with chats, empty when nothing is. `waits`: the work is
-    waiting for somebody else, which is not for the event loop however short it is.
+    `chat_problem` says what is wrong with chats, empty when nothing is. `speed` is how many times
+    as fast as `tokenizers` it encodes new text, about; 0 where it waits for somebody's answer.
     """
 
     chat_problem: str
-    waits: bool
+
+    @property
+    def speed(self) -> int:
+        """See above."""
 
     @property
     def report(self) -> EncoderReport:

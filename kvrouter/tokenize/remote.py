@@ -31,7 +31,7 @@ class RemoteTokenizer:
     `urls` gives those that can be asked now.
     """
 
-    waits = True
+    speed = 0
     has_sample = False
     chat_problem = ""
 

@@ -40,6 +40,7 @@ CHATS = {
     Endpoint.MESSAGES: anthropic_chat,
 }
 _HARMONY = "gpt_oss"
+_SPEEDS = {"fastokens": 20}
 
 
 class ModelTokenizer:
@@ -62,7 +63,6 @@ class ModelTokenizer:
         chat_problem: str = "",
     ) -> None:
         self.backend = backend
-        self.waits = False
         self._around = around
         self._templates = templates
         self._content_format = content_format
@@ -123,6 +123,11 @@ class ModelTokenizer:
         return EncoderReport(
             self.backend.name, self.backend.reason, stats.checked, stats.mismatched, stats.failed
         )
+
+    @property
+    def speed(self) -> int:
+        """That of the backend in use."""
+        return _SPEEDS.get(self.backend.name, 1)
 
     @property
     def has_sample(self) -> bool:

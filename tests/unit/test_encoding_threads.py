@@ -62,6 +62,22 @@ async def test_a_short_prompt_is_done_inline(threads: EncodingThreads) -> None:
     assert threads.stats.seconds > 0
 
 
+class FastTokenizer(ModelTokenizer):
+    """One whose library takes a tenth of the time."""
+
+    speed = 10
+
+
+async def test_what_is_encoded_faster_may_be_longer_and_is_still_done_inline(
+    threads: EncodingThreads,
+) -> None:
+    fast = FastTokenizer(tiny().backend, {}, chat_problem="none is needed")
+    for size in (15_000, 25_000):
+        await threads.prompt(fast, chat(size))
+    assert (threads.stats.inline, threads.stats.pooled) == (1, 1)
+    await until_idle(threads)
+
+
 async def test_a_long_prompt_is_done_in_a_thread_and_equals_the_inline_one(
     threads: EncodingThreads,
 ) -> None:
