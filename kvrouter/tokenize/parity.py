@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from kvrouter.tokenize.backend import Backend
 
-MIXTURES = 400
-_LONG_TEXT = 60_000  # characters
+MIXTURES = 250
+_LONG_TEXT = 30_000  # characters
 _SHOWN = 40  # characters of the text where two backends part
 
 _ATOMS = (
