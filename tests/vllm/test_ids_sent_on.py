@@ -108,8 +108,9 @@ async def sender(router: RouterProcess, engines: list[VllmServer]) -> AsyncItera
     """The router has seen the engine count as it does, so ids may be sent."""
     async with aiohttp.ClientSession() as http:
         made = Sender(http, router, engines[0], Admin(http, router.admin_url))
-        for _ in range(MIN_EQUAL):
-            await made.ask(router.url, CHAT, {"messages": MESSAGES})
+        if not await made.admin.prompts_sent_as_ids():
+            for _ in range(MIN_EQUAL):
+                await made.ask(router.url, CHAT, {"messages": MESSAGES})
         yield made
 
 
