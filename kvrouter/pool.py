@@ -74,6 +74,20 @@ class Pool:
                 return worker
         return None
 
+    def max_model_len(self) -> int | None:
+        """The most tokens that any of the workers takes; None when one does not tell.
+
+        May be called from any thread.
+        """
+        told = [
+            model.max_model_len
+            for worker in list(self.workers.values())
+            for model in worker.facts.models
+            if model.id == self.model
+        ]
+        known = [length for length in told if length is not None]
+        return max(known) if known and len(known) == len(told) else None
+
     def candidates(self, model: str, excluded: Collection[str], now: float) -> list[WorkerRank]:
         """The ranks that may get a request for one of this pool's names.
 

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import ssl
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -77,7 +78,8 @@ class TokenizerLoader:
             pool.tokenizer_problem = "the engine names no root; set --tokenizer"
             return
         try:
-            pool.tokenizer = await asyncio.to_thread(self._load_from, where, wish)
+            limit = pool.max_model_len
+            pool.tokenizer = await asyncio.to_thread(self._load_from, where, wish, limit)
         except TokenizerError as error:
             pool.tokenizer_problem = str(error)
 
@@ -106,7 +108,9 @@ class TokenizerLoader:
                     return model.root
         return None
 
-    def _load_from(self, where: str, wish: BackendWish) -> ModelTokenizer:
+    def _load_from(
+        self, where: str, wish: BackendWish, max_model_len: Callable[[], int | None]
+    ) -> ModelTokenizer:
         template = self._settings.chat_template
         return ModelTokenizer.load(
             where,
@@ -116,8 +120,11 @@ class TokenizerLoader:
                 check_every=self._settings.check_every,
                 cache_bytes=self._settings.cache_bytes,
             ),
+            max_model_len=max_model_len,
         )
 
 
 def _ready_urls(pool: Pool) -> list[str]:
-    return [each.url for each in pool.workers.values() if each.state is WorkerState.READY]
+    """Called from threads, so the workers are listed first."""
+    workers = list(pool.workers.values())
+    return [each.url for each in workers if each.state is WorkerState.READY]

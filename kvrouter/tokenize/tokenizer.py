@@ -2,7 +2,7 @@
 
 import logging
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,15 @@ from kvrouter.tokenize.responses import responses_chat
 from kvrouter.tokenize.template import ChatTemplate, TemplateError, TemplateRefusedError
 
 MAX_TEXT_CHARS = 4_000_000
-"""About a million tokens, more than any model takes. Encoding takes some 100 bytes a character, and
-a thread for seconds, which one client must not be able to ask for without limit."""
+"""About a million tokens. Encoding takes some 100 bytes a character, and a thread for seconds,
+which one client must not be able to ask for without limit."""
+
+CHARS_PER_TOKEN = 8
+"""Twice what text has. An engine refuses what has more tokens than its model takes; so of a text
+with more characters than so many tokens have, no more than these are encoded."""
+
+_SHORT_TEXT_CHARS = 65_536
+"""Not worth a look at what the engines take."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -61,8 +68,10 @@ class ModelTokenizer:
         tools_in_prompt_when_unused: bool = True,
         harmony: bool = False,
         chat_problem: str = "",
+        max_model_len: Callable[[], int | None] = lambda: None,
     ) -> None:
         self.backend = backend
+        self._max_model_len = max_model_len
         self._around = around
         self._templates = templates
         self._content_format = content_format
@@ -82,6 +91,7 @@ class ModelTokenizer:
         tools_in_prompt_when_unused: bool = True,
         offline: bool = False,
         backends: BackendSettings | None = None,
+        max_model_len: Callable[[], int | None] = lambda: None,
     ) -> "ModelTokenizer":
         """Load from a folder or hub id; raises `TokenizerError` with what was tried.
 
@@ -89,6 +99,7 @@ class ModelTokenizer:
         `--chat-template-content-format` (None: `auto`), `--default-chat-template-kwargs`,
         `--exclude-tools-when-tool-choice-none` (as the opposite). A broken chat template is no
         error: see `chat_problem`. Without `backends` the reference encodes, and nothing is proven.
+        `max_model_len` tells how many tokens the engines take, None where that is not known.
         """
         files = find_tokenizer(folder_or_id, offline=offline)
         if chat_template is not None:
@@ -114,6 +125,7 @@ class ModelTokenizer:
             tools_in_prompt_when_unused=tools_in_prompt_when_unused,
             harmony=files.model_type == _HARMONY,
             chat_problem=problem,
+            max_model_len=max_model_len,
         )
 
     @property
@@ -161,23 +173,27 @@ class ModelTokenizer:
         prompts = _prompts(request.prompt)
         if not prompts:
             return blind(request, "; ".join(doubts) or "there is no prompt")
-        ids = [self._completion_ids(request, prompt, doubts) for prompt in prompts]
-        if len(ids) > 1:
-            doubts.append(f"the first of {len(ids)} prompts")
-        return _prompt(ids[0], namespace, doubts, prompt_tokens=sum(map(len, ids)))
+        first, *others = [self._completion_ids(request, prompt, doubts) for prompt in prompts]
+        if others:
+            doubts.append(f"the first of {len(prompts)} prompts")
+        count = sum(len(ids) + beyond for ids, beyond in (first, *others))
+        return _prompt(first[0], namespace, doubts, prompt_tokens=count)
 
     def _completion_ids(
         self, request: RequestBody, prompt: str | list[Any], doubts: list[str]
-    ) -> "array[int]":
+    ) -> "tuple[array[int], int]":
+        """The ids of one prompt, and about how many tokens follow them."""
         if isinstance(prompt, str):
             special = request.get("add_special_tokens") is not False
-            return self._encode(request, prompt, doubts, add_special_tokens=special)
-        ids = as_ids(prompt)
-        if ids is None:
+            text, beyond = self._bounded(prompt, doubts)
+            ids = self._encode(request, text, doubts, add_special_tokens=special)
+            return ids, estimated_tokens(beyond) if beyond else 0
+        given = as_ids(prompt)
+        if given is None:
             doubts.append("an id that is no token id")
-            return array("I")
+            return array("I"), 0
         cut = _Truncation(request, doubts)
-        return cut.apply(ids)
+        return cut.apply(given), 0
 
     # Chats
 
@@ -201,8 +217,9 @@ class ModelTokenizer:
         head, _, rest = text.partition(MEDIA_MARK)
         if has_media(chat.messages):
             chat.doubts.append("the text before the first picture or sound")
+        head, beyond = self._bounded(head, chat.doubts)
         ids = self._encode(request, head, chat.doubts, add_special_tokens=chat.add_special_tokens)
-        behind = estimated_tokens(len(rest)) if rest else 0
+        behind = estimated_tokens(beyond + len(rest)) if beyond or rest else 0
         return _prompt(ids, namespace, chat.doubts, prompt_tokens=len(ids) + behind)
 
     def _template(self, chat: Chat) -> ChatTemplate | None:
@@ -234,12 +251,20 @@ class ModelTokenizer:
 
     # Both
 
+    def _bounded(self, text: str, doubts: list[str]) -> tuple[str, int]:
+        """As much of the text as is encoded, and how many characters are not."""
+        if len(text) <= _SHORT_TEXT_CHARS:
+            return text, 0
+        tokens = self._max_model_len()
+        limit = MAX_TEXT_CHARS if tokens is None else min(MAX_TEXT_CHARS, tokens * CHARS_PER_TOKEN)
+        if len(text) <= limit:
+            return text, 0
+        doubts.append(f"the first {limit} characters of {len(text)}")
+        return text[:limit], len(text) - limit
+
     def _encode(
         self, request: RequestBody, text: str, doubts: list[str], *, add_special_tokens: bool
     ) -> "array[int]":
-        if len(text) > MAX_TEXT_CHARS:
-            doubts.append(f"more than {MAX_TEXT_CHARS} characters: the first of them")
-            text = text[:MAX_TEXT_CHARS]
         clean = without_surrogates(text)
         if clean != text:
             doubts.append("a lone surrogate in the text")

@@ -304,3 +304,18 @@ def test_a_worker_that_asked_for_a_pause_gets_nothing_while_others_can_take_it()
     assert pool.candidates("m", (), 4.9) == [second]
     assert pool.candidates("m", {"b"}, 4.9) == [first]
     assert pool.candidates("m", (), 5.0) == [first, second]
+
+
+def test_the_longest_sequence_is_what_any_worker_takes_if_all_tell() -> None:
+    """Longer texts are not encoded to their end, so a worker that may take them all counts."""
+    fleet = new_fleet()
+
+    def joined(name: str, *lengths: int | None) -> None:
+        models = tuple(ServedModel("m", max_model_len=length) for length in lengths)
+        join(fleet, name, WorkerFacts(models=models, block_size=4))
+
+    joined("a", 1000)
+    joined("b", 3000)
+    assert fleet.pools["m"].max_model_len() == 3000
+    joined("c", None)
+    assert fleet.pools["m"].max_model_len() is None

@@ -544,3 +544,23 @@ def test_the_llama_class_has_a_rule_of_its_own_for_prefix_spaces(
     files = TokenizerFiles(tmp_path, config, {}, {}, None)
     shown = HfBackend.load(files).encode(" a<s>a")
     assert [list(vocabulary)[i] for i in shown] == pieces
+
+
+@pytest.mark.parametrize("kind", [Endpoint.COMPLETIONS, Endpoint.CHAT])
+def test_of_a_text_that_no_engine_takes_only_the_beginning_is_encoded(kind: Endpoint) -> None:
+    """One client sends megabytes to a model of 10,000 tokens, and others wait for the threads."""
+    limited = ModelTokenizer.load(str(TINY), max_model_len=lambda: 10_000)
+    text = "far too long, is it not? " * 5000
+    fields = {"prompt": text} if kind is Endpoint.COMPLETIONS else {"messages": [said(text)]}
+    whole, cut = (each.prompt(request(kind, **fields)) for each in (tiny(), limited))
+    assert whole.fidelity is Fidelity.EXACT
+    assert cut.fidelity is Fidelity.APPROXIMATE
+    assert "80000 characters of 125" in cut.reason
+    assert cut.token_ids[:-3] == whole.token_ids[: len(cut.token_ids) - 3]
+    assert cut.prompt_tokens > len(cut.token_ids) + 10_000
+
+
+def test_what_an_engine_may_take_is_encoded_whole() -> None:
+    limited = ModelTokenizer.load(str(TINY), max_model_len=lambda: 20_000)
+    fields = {"prompt": "as long as that? " * 5000}
+    assert limited.prompt(request(Endpoint.COMPLETIONS, **fields)).fidelity is Fidelity.EXACT
