@@ -45,6 +45,7 @@ from kvrouter.tokenize.hf import HfBackend
 from kvrouter.tokenize.ladder import Ladder
 from kvrouter.tokenize.location import find_tokenizer
 from kvrouter.tokenize.segments import CachedBackend, SegmentCache
+from kvrouter.tokenize.stretches import Stretches
 
 SIZES = {"1 KB": 1_000, "32 KB": 32_768, "262 KB": 262_000}
 BACKENDS = ("auto", "hf")
@@ -176,14 +177,15 @@ def memory(tokenizer: str, corpus: Corpus) -> dict[str, float]:
     """MB of memory for each MB of text in the cache of pieces."""
     hf = HfBackend.load(find_tokenizer(tokenizer))
     texts = [corpus.take(32_768) for _ in range(64)]
-    cached = CachedBackend(hf, cuts_of(json.loads(hf.spec)), SegmentCache(1 << 30))
+    cuts = cuts_of(json.loads(hf.spec))
+    cached = CachedBackend(hf, cuts, SegmentCache(1 << 30), Stretches(1 << 30, cuts))
     tracemalloc.start()
     for text in texts:
         cached.encode(text)
     allocated = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     size = sum(map(len, texts))
-    counted = cached.cache.stats.bytes
+    counted = cached.cache.stats.bytes + cached.stretches.size_bytes
     return {"allocated": round(allocated / size, 2), "counted": round(counted / size, 2)}
 
 

@@ -8,12 +8,13 @@ from typing import Any, Literal
 
 from kvrouter.tokenize import parity
 from kvrouter.tokenize.backend import Backend
-from kvrouter.tokenize.cuts import cuts_of
+from kvrouter.tokenize.cuts import Cuts, cuts_of
 from kvrouter.tokenize.fast import FastBackend
 from kvrouter.tokenize.hf import HfBackend
 from kvrouter.tokenize.ladder import Ladder
 from kvrouter.tokenize.location import TokenizerError
 from kvrouter.tokenize.segments import CachedBackend, SegmentCache
+from kvrouter.tokenize.stretches import StretchedBackend, Stretches
 
 BackendWish = Literal["auto", "hf"]
 
@@ -30,7 +31,7 @@ class BackendSettings:
     check_every: int = 1000
     """One of so many prompts is encoded by the reference too; 0 for none."""
     cache_bytes: int = 128 * 1024 * 1024
-    """For the ids of pieces of text, where `tokenizers` encodes them; 0 for no cache."""
+    """For the ids of text that was met before; 0 for no cache."""
 
 
 def choose(hf: HfBackend, rendered: Sequence[str], settings: BackendSettings) -> Ladder:
@@ -40,28 +41,39 @@ def choose(hf: HfBackend, rendered: Sequence[str], settings: BackendSettings) ->
     """
     spec = json.loads(hf.spec)
     compared = list(parity.texts(_special_tokens(spec), rendered))
+    cuts = cuts_of(spec)
     steps: list[Backend] = [hf]
     if settings.cache_bytes:
-        cache = SegmentCache(settings.cache_bytes)
-        cached = CachedBackend(hf, cuts_of(spec), cache)
+        half = settings.cache_bytes // 2
+        cache, stretches = SegmentCache(half), Stretches(half, cuts)
+        cached = CachedBackend(hf, cuts, cache, stretches)
         steps.insert(0, cached)
-    fast, reason = _proven_fast(hf, compared) if settings.wish == "auto" else (None, "configured")
+    fast, reason = None, "configured"
+    if settings.wish == "auto":
+        fast, reason = _proven_fast(hf, compared, cuts, settings.cache_bytes)
     if fast is not None:
         return Ladder([fast, *steps], reason, check_every=settings.check_every)
     if settings.cache_bytes:
         found = parity.difference(hf, cached, compared)
         cache.clear()
+        stretches.clear()
         if found is not None:
             return Ladder([hf], f"{reason}; cached pieces give other ids: {found}", check_every=0)
     return Ladder(steps, reason, check_every=settings.check_every)
 
 
-def _proven_fast(hf: HfBackend, compared: Sequence[str]) -> tuple[FastBackend | None, str]:
+def _proven_fast(
+    hf: HfBackend, compared: Sequence[str], cuts: Cuts, cache_bytes: int
+) -> tuple[Backend | None, str]:
     """The library where it is right about all of these, and why or why not."""
     try:
-        fast = FastBackend(hf.spec)
+        library = FastBackend(hf.spec)
     except TokenizerError as error:
         return None, str(error)
+    fast: Backend = library
+    if cuts.within and cache_bytes:
+        stretches = Stretches(cache_bytes, cuts)
+        fast = StretchedBackend(library, cuts, stretches)
     started = perf_counter()
     found = parity.difference(hf, fast, compared)
     if found is not None:

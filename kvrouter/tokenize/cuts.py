@@ -32,6 +32,13 @@ class Cuts:
     """One of them, to stand before a piece that does not begin its text."""
     within: bool
     """Whether segments are cut too."""
+    longest_token: int = 0
+    """Characters of the longest of the tokens."""
+
+    @property
+    def looks_ahead(self) -> int:
+        """How many characters behind a place decide, with those before it, if it is a cut."""
+        return self.longest_token + len(" a")
 
 
 UNCUT = Cuts(None, {}, None, within=False)
@@ -49,7 +56,8 @@ def cuts_of(spec: Json) -> Cuts:
         return UNCUT
     contents = sorted((token["content"] for token in raw), key=len, reverse=True)
     tokens = re.compile("|".join(map(re.escape, contents))) if contents else None
-    return Cuts(tokens, plain, lead, within=may_cut_within(spec))
+    longest = len(contents[0]) if contents else 0
+    return Cuts(tokens, plain, lead, may_cut_within(spec), longest)
 
 
 def _may_swallow_tokens(added: list[Json], plain: Iterable[str]) -> bool:

@@ -1,9 +1,10 @@
 """Block hashes that are not computed again for a prompt whose beginning was hashed before.
 
 A hash depends on all tokens before it, so a prompt is hashed block after block, in Python 0.2 us
-each. Here that is remembered for runs of blocks: a run is known by a digest of the hash before it
-and of its tokens, which costs a tenth of hashing its blocks. The digest is no cryptographic one;
-whoever crafts a collision sends a request to the wrong cache, as with the hashes themselves.
+each. Here that is remembered for runs of blocks, long ones first: a run is known by the hash before
+it and a digest of its tokens, which costs a fiftieth of hashing its blocks. The digest is no
+cryptographic one; whoever crafts a collision sends a request to the wrong cache, as with the hashes
+themselves.
 """
 
 import threading
@@ -14,9 +15,11 @@ from xxhash import xxh3_128_digest
 
 from indexer.hashing import HASH_BYTES, TOKEN_BYTES, chain, root
 
-RUN_BLOCKS = 64
-_RUN_BYTES = RUN_BLOCKS * HASH_BYTES + 200
-"""What a run takes: its hashes and, about, its key and the dictionary's slot."""
+RUNS = (512, 32)
+"""Blocks of a run. The short ones are for what is left behind the long ones."""
+_ENTRY_BYTES = 300
+"""What a run takes besides its hashes, about: its key and the dictionary's slot."""
+_Key = tuple[int, bytes, bytes]
 
 
 class HashRuns:
@@ -24,30 +27,33 @@ class HashRuns:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._runs: OrderedDict[tuple[int, bytes], bytes] = OrderedDict()
+        self._runs: OrderedDict[_Key, bytes] = OrderedDict()
+        self._bytes = 0
         self._lock = threading.Lock()
 
     @property
     def size_bytes(self) -> int:
         """What is remembered, in bytes."""
-        return len(self._runs) * _RUN_BYTES
+        return self._bytes
 
     def block_hashes(self, ids: "array[int]", block_size: int, namespace: bytes = b"") -> bytes:
         """The same as `indexer.block_hashes`."""
-        run_bytes = RUN_BLOCKS * block_size * TOKEN_BYTES
         packed = memoryview(ids.tobytes())
         previous = root(namespace)
-        hashes = []
-        for start in range(0, len(packed) - run_bytes + 1, run_bytes):
-            run = packed[start : start + run_bytes]
-            known = self._run(previous, run, block_size)
-            hashes.append(known)
-            previous = known[-HASH_BYTES:]
-        rest = len(packed) // run_bytes * RUN_BLOCKS * block_size
-        return b"".join([*hashes, chain(previous, ids[rest:], block_size)])
+        hashes: list[bytes] = []
+        start = 0
+        for blocks in RUNS:
+            width = blocks * block_size * TOKEN_BYTES
+            while start + width <= len(packed):
+                known = self._run(previous, packed[start : start + width], block_size)
+                hashes.append(known)
+                previous = known[-HASH_BYTES:]
+                start += width
+        hashes.append(chain(previous, ids[start // TOKEN_BYTES :], block_size))
+        return b"".join(hashes)
 
     def _run(self, previous: bytes, run: memoryview, block_size: int) -> bytes:
-        key = (block_size, xxh3_128_digest(previous + run))
+        key = (block_size, previous, xxh3_128_digest(run))
         with self._lock:
             known = self._runs.get(key)
             if known is not None:
@@ -55,7 +61,9 @@ class HashRuns:
                 return known
         made = chain(previous, array("I", bytes(run)), block_size)
         with self._lock:
-            self._runs[key] = made
-            while self.size_bytes > self._max_bytes:
-                self._runs.popitem(last=False)
+            if key not in self._runs:  # another thread may have met the same run
+                self._runs[key] = made
+                self._bytes += len(made) + _ENTRY_BYTES
+            while self._bytes > self._max_bytes:
+                self._bytes -= len(self._runs.popitem(last=False)[1]) + _ENTRY_BYTES
         return made

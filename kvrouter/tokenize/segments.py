@@ -2,8 +2,9 @@
 
 Prompts repeat: a system prompt, the turns before, a document. A text is cut where its pieces are
 independent (`cuts`), each piece is looked up by its text, and only those that are new are encoded.
-The pieces of a long segment begin at the same places as long as the text is the same from its
-beginning, so a text that grows or changes at its end keeps all pieces before that.
+The pieces of a long segment begin at the same places as long as the segment is the same from its
+beginning, so one that grows or changes at its end keeps all pieces before that. What is the same
+from the beginning of the whole text is not even cut (`stretches`).
 
 The texts themselves are the keys, not their hashes: ids may be sent on to an engine, and then a
 collision would be another prompt.
@@ -16,19 +17,18 @@ from collections.abc import Iterator
 from sys import getsizeof
 from typing import NamedTuple
 
-from kvrouter.tokenize.backend import ID_BYTES, Library
+from kvrouter.tokenize.backend import Library
 from kvrouter.tokenize.cuts import Cuts
+from kvrouter.tokenize.pieces import Piece, PieceEncoder, piece_at, text_of
+from kvrouter.tokenize.stretches import Stretches
 from kvrouter.tokenize.within import PLACE
 
-PIECE = 1024
+PIECE = 512
 """Characters of a segment up to the next place where it is cut. Longer pieces cost less to look
 up, and more to encode when one changes."""
 
 _ENTRY_BYTES = 150
 """What an entry takes besides text and ids, about: the dictionary's slots."""
-
-_Piece = str | tuple[str]
-"""A piece of text as it is looked up; one that begins its text, alone in a tuple, is kept apart."""
 
 
 class CacheStats(NamedTuple):
@@ -45,7 +45,7 @@ class SegmentCache:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._entries: OrderedDict[_Piece, bytes] = OrderedDict()
+        self._entries: OrderedDict[Piece, bytes] = OrderedDict()
         self._bytes = 0
         self._hits = 0
         self._misses = 0
@@ -56,7 +56,7 @@ class SegmentCache:
         """The counters as they are now."""
         return CacheStats(self._hits, self._misses, len(self._entries), self._bytes)
 
-    def find(self, pieces: list[_Piece]) -> list[bytes | None]:
+    def find(self, pieces: list[Piece]) -> list[bytes | None]:
         """The ids of each piece, None where they are not known."""
         entries = self._entries
         touch = entries.move_to_end
@@ -70,7 +70,7 @@ class SegmentCache:
             self._hits += len(found) - misses
         return found
 
-    def add(self, pieces: list[_Piece], ids: list[bytes]) -> None:
+    def add(self, pieces: list[Piece], ids: list[bytes]) -> None:
         """Keep these too; what is too large for the cache is dropped."""
         with self._lock:
             for piece, each in zip(pieces, ids, strict=True):
@@ -95,21 +95,21 @@ class SegmentCache:
             raise AssertionError(f"{counted} bytes, counted {self._bytes} of {self._max_bytes}")
 
 
-def _size(piece: _Piece, ids: bytes) -> int:
-    return getsizeof(_text(piece)) + getsizeof(ids) + _ENTRY_BYTES
-
-
-def _text(piece: _Piece) -> str:
-    return piece if isinstance(piece, str) else piece[0]
+def _size(piece: Piece, ids: bytes) -> int:
+    return getsizeof(text_of(piece)) + getsizeof(ids) + _ENTRY_BYTES
 
 
 class CachedBackend:
     """A backend that encodes each piece of text once, as long as the cache remembers it."""
 
-    def __init__(self, library: Library, cuts: Cuts, cache: SegmentCache) -> None:
+    def __init__(
+        self, library: Library, cuts: Cuts, cache: SegmentCache, stretches: Stretches
+    ) -> None:
         self._library = library
+        self._pieces = PieceEncoder(library, cuts)
         self._cuts = cuts
         self.cache = cache
+        self.stretches = stretches
         self._tokens = {
             content: array("I", [number]).tobytes() for content, number in cuts.plain_ids.items()
         }
@@ -121,52 +121,47 @@ class CachedBackend:
 
     def encode(self, text: str) -> "array[int]":
         """See `Backend`."""
-        pieces: list[_Piece] = []
+        known, start = self.stretches.follow(text)
+        pieces: list[Piece] = []
         behind: list[bytes] = []
-        for piece, token_ids in self._cut(text):
+        ends: list[int] = []
+        for piece, token_ids, end in self._cut(text, start):
             pieces.append(piece)
             behind.append(token_ids)
+            ends.append(end)
         found = self.cache.find(pieces)
         if None in found:
             self._encode_missing(pieces, found)
-        parts = [part for pair in zip(found, behind, strict=True) for part in pair if part]
+        new = [ids + token for ids, token in zip(found, behind, strict=True) if ids is not None]
+        self.stretches.remember(text, start, zip(ends, new, strict=True))
         ids = array("I")
-        ids.frombytes(b"".join(parts))
+        ids.frombytes(b"".join([*known, *new]))
         return ids
 
-    def _encode_missing(self, pieces: list[_Piece], found: list[bytes | None]) -> None:
+    def _encode_missing(self, pieces: list[Piece], found: list[bytes | None]) -> None:
         """Encode what was not found, and fill it in."""
         places = [place for place, ids in enumerate(found) if ids is None]
         new = [pieces[place] for place in places]
-        lead = self._cuts.lead or ""
-        texts = [lead + piece if isinstance(piece, str) else piece[0] for piece in new]
-        encoded = self._library.encode_each(texts)
-        if lead:
-            encoded = [
-                ids[ID_BYTES:] if isinstance(piece, str) else ids
-                for piece, ids in zip(new, encoded, strict=True)
-            ]
+        encoded = self._pieces.encode_each(new)
         self.cache.add(new, encoded)
         for place, ids in zip(places, encoded, strict=True):
             found[place] = ids
 
-    def _cut(self, text: str) -> Iterator[tuple[_Piece, bytes]]:
-        """The pieces, each with the ids of the special token behind it, if there is one."""
-        start = 0
-        for end, token in self._segments(text):
+    def _cut(self, text: str, start: int) -> Iterator[tuple[Piece, bytes, int]]:
+        """The pieces, each with the ids of the special token behind it, if any, and its end."""
+        for end, token in self._segments(text, start):
             edge = start
             if self._cuts.within:
                 while match := PLACE.search(text, edge + PIECE, end):
-                    piece = text[edge : match.start()]
-                    yield piece if edge else (piece,), b""
+                    yield piece_at(text, edge, match.start()), b"", match.start()
                     edge = match.start()
-            yield text[edge:end] if edge else (text[:end],), self._tokens.get(token, b"")
             start = end + len(token)
+            yield piece_at(text, edge, end), self._tokens.get(token, b""), start
 
-    def _segments(self, text: str) -> Iterator[tuple[int, str]]:
+    def _segments(self, text: str, start: int) -> Iterator[tuple[int, str]]:
         """Where each segment ends, and the token behind it; none behind the last."""
         if self._cuts.tokens is not None:
-            for match in self._cuts.tokens.finditer(text):
+            for match in self._cuts.tokens.finditer(text, start):
                 token = match.group()
                 if token in self._tokens:
                     yield match.start(), token

@@ -1,6 +1,8 @@
 """Tokenizers for tests: the recorded engine's, and small ones made on the spot."""
 
 import json
+from array import array
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from support.captures import FOLDER
 
 from kvrouter.openai.body import Endpoint, RequestBody, parse_body
 from kvrouter.tokenize import ModelTokenizer
+from kvrouter.tokenize.hf import HfBackend
 
 TINY = FOLDER.parent / "tinymodel"
 
@@ -42,3 +45,23 @@ def request(kind: Endpoint = Endpoint.CHAT, /, **fields: Any) -> RequestBody:
 def said(text: Any, role: str = "user", **more: Any) -> dict[str, Any]:
     """One message."""
     return {"role": role, "content": text, **more}
+
+
+class Counted:
+    """`tokenizers`, and what it was asked for."""
+
+    name = "counted"
+
+    def __init__(self, hf: HfBackend) -> None:
+        self._hf = hf
+        self.asked: list[str] = []
+
+    def encode(self, text: str) -> "array[int]":
+        """See `Backend`."""
+        self.asked.append(text)
+        return self._hf.encode(text)
+
+    def encode_each(self, texts: Sequence[str]) -> list[bytes]:
+        """See `Library`."""
+        self.asked += texts
+        return self._hf.encode_each(texts)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indexer import block_hashes
-from kvrouter.tokenize.hash_runs import RUN_BLOCKS, HashRuns
+from kvrouter.tokenize.hash_runs import RUNS, HashRuns
 
 NAMESPACES = st.sampled_from([b"", b"lora", b"salt"])
 
@@ -41,16 +41,18 @@ def test_prompts_that_share_beginnings_are_hashed_as_each_by_itself(
         assert runs.block_hashes(ids, block_size, namespace) == expected
 
 
-@pytest.mark.parametrize("tokens", [0, 1, RUN_BLOCKS - 1, RUN_BLOCKS, RUN_BLOCKS + 1])
+@pytest.mark.parametrize(
+    "tokens", [0, 1, *(n + more for n in RUNS for more in (-1, 0, 1)), sum(RUNS)]
+)
 def test_short_prompts_and_whole_runs(tokens: int) -> None:
     ids = ids_of(1, tokens)
-    assert HashRuns(1000).block_hashes(ids, 1) == block_hashes(ids, 1)
+    assert HashRuns(10_000).block_hashes(ids, 1) == block_hashes(ids, 1)
 
 
 def test_memory_stays_within_its_bound() -> None:
     """Unique prompts for days."""
     runs = HashRuns(10_000)
     for seed in range(40):
-        runs.block_hashes(ids_of(seed, RUN_BLOCKS * 16), 16)
+        runs.block_hashes(ids_of(seed, RUNS[-1] * 16 * 3), 16)
     assert runs.size_bytes <= 10_000
     assert runs.size_bytes > 5_000

@@ -1,34 +1,17 @@
 """The cache of encoded pieces: what is encoded again, what is kept, how much."""
 
 import json
-from array import array
-from collections.abc import Sequence
 
 import pytest
 from support.shapes import shaped
+from support.tokenizers import Counted
 
 from kvrouter.tokenize.cuts import UNCUT, Cuts, cuts_of
 from kvrouter.tokenize.hf import HfBackend
 from kvrouter.tokenize.segments import PIECE, CachedBackend, SegmentCache
+from kvrouter.tokenize.stretches import Stretches
 
 WORDS = "all work and no play makes a dull text "
-
-
-class Counted:
-    """`tokenizers`, and what it was asked for."""
-
-    name = "counted"
-
-    def __init__(self, hf: HfBackend) -> None:
-        self._hf = hf
-        self.asked: list[str] = []
-
-    def encode(self, text: str) -> "array[int]":
-        return self._hf.encode(text)
-
-    def encode_each(self, texts: Sequence[str]) -> list[bytes]:
-        self.asked += texts
-        return self._hf.encode_each(texts)
 
 
 class Cached:
@@ -39,7 +22,7 @@ class Cached:
         self.library = Counted(self.hf)
         self.cache = SegmentCache(max_bytes)
         rule = cuts_of(json.loads(self.hf.spec)) if cuts is None else cuts
-        self.backend = CachedBackend(self.library, rule, self.cache)
+        self.backend = CachedBackend(self.library, rule, self.cache, Stretches(max_bytes, rule))
 
     def encode(self, text: str) -> list[str]:
         """What had to be encoded for this text; its ids are compared with the whole's."""
