@@ -154,7 +154,7 @@ class TokenizerConfig(_Section, frozen=True, kw_only=True):
     check_every: Annotated[int, Meta(ge=0)] = 1000
     """One of so many prompts is encoded by `tokenizers` too and compared; 0 for none."""
     cache_bytes: Annotated[int, Meta(ge=0)] = 134_217_728
-    """For each model that `tokenizers` encodes: ids of text that was met before."""
+    """For each model: ids of text that was met before."""
     threads: PositiveInt = 2
     inline_bytes: Annotated[int, Meta(ge=0)] = 2048
     """Bodies up to this size are tokenized at once, longer ones in a thread. With `fastokens`,
