@@ -94,7 +94,7 @@ class TokenizerLoader:
             )
             return
         report = tokenizer.report
-        log.info("model %s: tokenizer loaded, %s encodes: %s", pool.model, report.name, report.why)
+        log.info("model %s: prompts are encoded by %s: %s", pool.model, report.name, report.why)
         if tokenizer.chat_problem:
             log.warning("model %s: %s", pool.model, tokenizer.chat_problem)
 
