@@ -6,8 +6,8 @@ import os
 import resource
 import socket
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 import aiohttp
@@ -368,34 +368,78 @@ async def test_a_router_out_of_descriptors_blames_itself_and_no_worker() -> None
     async with stack(engine_settings(keep_alive_s=0.01), breaker={"failures": 2}) as running:
         worker = running.router.fleet.workers[running.name(0)]
         assert (await running.chat("makes the client's connection")).status == 200
-        async with no_free_descriptors():
+        refused = 0
+
+        async def is_refused() -> bool:
+            descriptors.take_all()
+            response = await running.chat("hello")
+            if response.status == 200:
+                return False  # over a connection that has rested
+            nonlocal refused
+            refused += 1
+            assert response.status == 503
+            assert response.headers["Retry-After"] == "1"
+            assert "ulimit" in (await response.json())["error"]["message"]
+            return True
+
+        with no_descriptors() as descriptors:
             for _ in range(20):  # longer than it takes to find a worker unreachable by probes
-                response = await running.chat("hello")
-                assert response.status == 503
-                error = (await response.json())["error"]
-                assert "ulimit" in error["message"]
-                assert response.headers["Retry-After"] == "1"
+                await until(is_refused)
                 await asyncio.sleep(0.02)  # not for a state: time for probes
             assert worker.breaker.state == "closed"
             assert worker.state == "ready"
             assert worker.problem == ""
-        assert outcomes(running, "internal_error") == 20
+        assert outcomes(running, "internal_error") == refused
         assert outcomes(running, "engine_failed") == 0
         assert (await running.chat("hello")).status == 200
 
 
-@asynccontextmanager
-async def no_free_descriptors() -> AsyncIterator[None]:
-    """This process can open no more files than it has, once its engines' idle ones are closed."""
-    await asyncio.sleep(0.1)  # not for a state: connections of probes rest for less
+class Descriptors:
+    """Those that this process may still have, taken away from it."""
+
+    def __init__(self) -> None:
+        self._held: list[int] = []
+
+    def take_all(self) -> None:
+        """Also those that have become free since the last time."""
+        with suppress(OSError):
+            while True:
+                self._held.append(os.open("/dev/null", os.O_RDONLY))
+
+    def give_back(self) -> None:
+        for each in self._held:
+            os.close(each)
+
+
+@contextmanager
+def no_descriptors() -> Iterator[Descriptors]:
+    """This process may open no more files than it has."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     lowest = os.open("/dev/null", os.O_RDONLY)
     os.close(lowest)
+    descriptors = Descriptors()
     resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
     try:
-        yield
+        yield descriptors
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        descriptors.give_back()
+
+
+async def test_a_worker_that_never_answers_in_time_is_left_alone_after_a_while() -> None:
+    """F11: each of its requests costs a client the whole deadline."""
+    async with stack(
+        timeouts={"first_byte_s": 0.1}, breaker={"failures": 2, "open_s": 30.0}
+    ) as running:
+        running.engines[0].faults.hang_before_first_byte = True
+        worker = running.router.fleet.workers[running.name(0)]
+        statuses = []
+        for number in range(20):
+            statuses.append((await running.chat(f"{number}")).status)
+            if worker.breaker.state == "open":
+                break
+        assert statuses.count(504) == 2
+        assert [(await running.chat(f"{number} more")).status for number in range(6)] == [200] * 6
 
 
 async def test_a_slow_breaker_opens_and_requests_go_elsewhere_at_once() -> None:

@@ -400,6 +400,17 @@ class TestRestart:
         desk.end(attempt=late)
         assert desk.held == [5000]
 
+    def test_a_low_seqno_is_no_straggler_of_a_replay_when_the_stream_was_further(self) -> None:
+        """What was replayed is not remembered any more; the news of the lost connection is late."""
+        desk = following(remembered_batches=2)
+        desk.live(99)
+        desk.reply(*range(99))
+        desk.end()
+        desk.live(100, 101, 102)
+        desk.live(5, of=5000)
+        assert (desk.held, desk.resyncs) == ([], [ResyncReason.RESTART])
+        assert desk.asked[-1] == 0
+
     def test_a_late_reply_changes_nothing_while_the_backlog_is_applied(self) -> None:
         desk = following(5, work_portion=1)
         desk.live(7, 8, 9)
@@ -457,14 +468,39 @@ class TestPatience:
         desk.wait(3600)
         assert 5 < len(desk.asked) < 13
         desk.asked.clear()
-        desk.wait(600)
-        assert desk.state is StreamState.REPLAYING or len(desk.asked) <= 1
-        desk.wait(600)
+        desk.wait(6 * 650)
+        assert 5 <= len(desk.asked) <= 7  # each `replay_max_pause_s`
         while desk.state is not StreamState.REPLAYING:
             desk.wait(1)
         desk.reply(0, 1)
         desk.end()
         assert (desk.held, desk.state) == ([0, 1], StreamState.LIVE)
+
+    def test_a_new_engine_that_is_heard_from_its_first_batch_on_needs_no_replay(self) -> None:
+        """The old one's replay socket was dead; of the new one nothing is missing."""
+        desk = Desk()
+        desk.connect()
+        desk.live(0, 1)
+        desk.wait(10)
+        states = [desk.state]
+        desk.live(0, of=5000)
+        states.append(desk.state)
+        assert (desk.held, states) == ([5000], [StreamState.DEGRADED, StreamState.LIVE])
+
+    def test_after_a_replay_that_answered_the_next_failure_is_tried_again_soon(self) -> None:
+        desk = Desk()
+        desk.connect()
+        desk.wait(3600)
+        while desk.state is not StreamState.REPLAYING:
+            desk.wait(1)
+        desk.reply(0, 1)
+        desk.end()
+        desk.live(3)
+        desk.wait(10)
+        assert desk.core.state is StreamState.DEGRADED
+        desk.asked.clear()
+        desk.wait(30)
+        assert len(desk.asked) == 1
 
     def test_each_reply_buys_time_but_not_without_end(self) -> None:
         desk = Desk()
@@ -548,6 +584,11 @@ class TestSilence:
         desk.disconnect()
         desk.wait(60)
         assert desk.state is StreamState.CONNECTING
+        desk.connect()
+        desk.reply(0)
+        desk.end()
+        desk.wait(60)
+        assert desk.core.state is StreamState.LIVE  # nothing was expected of this connection
 
 
 class TestDpRank:
