@@ -1,13 +1,11 @@
 """Engines that refuse, hang, die and come back; what clients notice of it."""
 
 import asyncio
+import errno
 import json
 import os
-import resource
 import socket
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 import aiohttp
@@ -365,26 +363,33 @@ async def test_an_engines_retry_after_keeps_requests_away_for_as_long_as_it_says
 
 async def test_a_router_out_of_descriptors_blames_itself_and_no_worker() -> None:
     """F12: no socket for a new connection; the workers are well, and stay so for everybody."""
+
+    async def no_connection(*_: object, sock: socket.socket | None = None, **__: object) -> None:
+        if sock is not None:
+            sock.close()
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
     async with stack(engine_settings(keep_alive_s=0.01), breaker={"failures": 2}) as running:
         worker = running.router.fleet.workers[running.name(0)]
         assert (await running.chat("makes the client's connection")).status == 200
         refused = 0
 
         async def is_refused() -> bool:
-            descriptors.take_all()
+            nonlocal refused
             response = await running.chat("hello")
             if response.status == 200:
                 return False  # over a connection that has rested
-            nonlocal refused
             refused += 1
             assert response.status == 503
             assert response.headers["Retry-After"] == "1"
             assert "ulimit" in (await response.json())["error"]["message"]
             return True
 
-        with no_descriptors() as descriptors:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(asyncio.get_running_loop(), "create_connection", no_connection)
+            await until(is_refused)
             for _ in range(20):  # longer than it takes to find a worker unreachable by probes
-                await until(is_refused)
+                assert await is_refused()
                 await asyncio.sleep(0.02)  # not for a state: time for probes
             assert worker.breaker.state == "closed"
             assert worker.state == "ready"
@@ -392,38 +397,6 @@ async def test_a_router_out_of_descriptors_blames_itself_and_no_worker() -> None
         assert outcomes(running, "internal_error") == refused
         assert outcomes(running, "engine_failed") == 0
         assert (await running.chat("hello")).status == 200
-
-
-class Descriptors:
-    """Those that this process may still have, taken away from it."""
-
-    def __init__(self) -> None:
-        self._held: list[int] = []
-
-    def take_all(self) -> None:
-        """Also those that have become free since the last time."""
-        with suppress(OSError):
-            while True:
-                self._held.append(os.open("/dev/null", os.O_RDONLY))
-
-    def give_back(self) -> None:
-        for each in self._held:
-            os.close(each)
-
-
-@contextmanager
-def no_descriptors() -> Iterator[Descriptors]:
-    """This process may open no more files than it has."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    lowest = os.open("/dev/null", os.O_RDONLY)
-    os.close(lowest)
-    descriptors = Descriptors()
-    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
-    try:
-        yield descriptors
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        descriptors.give_back()
 
 
 async def test_a_worker_that_never_answers_in_time_is_left_alone_after_a_while() -> None:
