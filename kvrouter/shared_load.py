@@ -89,7 +89,15 @@ class SampledBlocks:
 class _Others:
     """What the others have booked on one rank."""
 
-    __slots__ = ("block_size", "own_tokens", "prefill_tokens", "recent", "requests", "seen")
+    __slots__ = (
+        "block_size",
+        "own",
+        "own_tokens",
+        "prefill_tokens",
+        "recent",
+        "requests",
+        "total",
+    )
 
     def __init__(self) -> None:
         self.block_size = 1
@@ -98,8 +106,9 @@ class _Others:
         self.own_tokens = 0
         self.recent = (0.0, 0.0)
         """Uncached tokens of the latest bookings, and when that was right."""
-        self.seen: tuple[RankLoad, RankLoad] | None = None
-        """An own load and its sum with this, until one of the two changes."""
+        self.own: RankLoad | None = None
+        """An own load, and `total`, its sum with this, until one of the two changes."""
+        self.total = IDLE
 
     def recent_at(self, now: float, half_life_s: float) -> float:
         tokens, at = self.recent
@@ -195,7 +204,7 @@ class SharedLoad:
         others.block_size = booking.block_size
         others.requests += 1
         others.own_tokens += booking.own_blocks * booking.block_size
-        others.seen = None
+        others.own = None
         if booking.waiting:
             others.prefill_tokens += booking.prefill_tokens
             booked_at = now - booking.age_ms / 1000
@@ -209,7 +218,7 @@ class SharedLoad:
         rank = self._remote[key].rank
         others = self._others[rank]
         others.prefill_tokens -= self._prefills_on(rank).done(key, now)
-        others.seen = None
+        others.own = None
 
     def grow(self, key: Key, own_blocks: int) -> None:
         """It has so many blocks of its own by now."""
@@ -218,7 +227,7 @@ class SharedLoad:
         grown = own_blocks - booking.own_blocks
         others = self._others[remote.rank]
         others.own_tokens += grown * booking.block_size
-        others.seen = None
+        others.own = None
         changed = msgspec.structs.replace(booking, own_blocks=own_blocks)
         self._remote[key] = remote._replace(booking=changed)
 
@@ -226,7 +235,7 @@ class SharedLoad:
         """It is over, or its replica is."""
         rank, booking, hold = self._remote.pop(key)
         others = self._others[rank]
-        others.seen = None
+        others.own = None
         others.prefill_tokens -= self._prefills_on(rank).drop(key, now)
         others.requests -= 1
         others.own_tokens -= booking.own_blocks * booking.block_size
@@ -277,19 +286,22 @@ class SharedLoad:
     def of_each(self, ranks: Sequence[WorkerRank]) -> list[RankLoad]:
         """The load of each of these ranks from all replicas."""
         loads = self._load.of_each(ranks)
-        if self._others:
-            others = self._others
-            for position, rank in enumerate(ranks):
-                more = others.get(rank)
-                if more is not None:
-                    loads[position] = self._with(rank, loads[position], more)
-        return loads
+        if not self._others:
+            return loads
+        get = self._others.get
+        return [
+            own
+            if (more := get(rank)) is None
+            else more.total
+            if more.own is own
+            else self._look(rank, own, more)
+            for rank, own in zip(ranks, loads, strict=True)
+        ]
 
-    def _with(self, rank: WorkerRank, own: RankLoad, more: _Others) -> RankLoad:
-        """Both together, made anew after a change only: decisions look at all ranks each time."""
-        if more.seen is None or more.seen[0] is not own:
-            more.seen = (own, self._sum(rank, own, more))
-        return more.seen[1]
+    def _look(self, rank: WorkerRank, own: RankLoad, more: _Others) -> RankLoad:
+        """Add both anew, after a change only: decisions look at all ranks each time."""
+        more.own, more.total = own, self._sum(rank, own, more)
+        return more.total
 
     def ranks_of_others(self) -> Sequence[WorkerRank]:
         """The ranks on which other replicas have, or lately had, bookings."""

@@ -1,10 +1,12 @@
 """CPU time of one decision with its booking: overlap, predictions, cost, choice, expect, book.
 
-    python bench/micro/decide.py [--workers 8 64 512] [--requests 500] [--seed 1]
+    python bench/micro/decide.py [--workers 8 64 512] [--replicas 1 3] [--requests 500] [--seed 1]
 
 Each prompt has 1,024 tokens with its hashes in hand: half of it is a system prompt that every
 worker holds, half is its own. Each worker has four requests in flight, none of them at its first
-token yet, which is the dearest case. Prints one JSON object.
+token yet, which is the dearest case. With `--replicas 3` two thirds of all requests are booked by
+other routers, and what they tell is heard before each decision (that is not counted in it). Prints
+one JSON object.
 """
 
 import argparse
@@ -18,12 +20,14 @@ from array import array
 from collections import deque
 
 from events import BlocksStored, EventBatch, WorkerRank
+from events.replica import Added, Dropped, Ledger, Mirror
 from indexer import PredictedBlocks, RadixIndex
 from kvrouter.config import PolicyConfig
 from kvrouter.load import Lease, Load, Outcome
 from kvrouter.policy import build_policy
 from kvrouter.prompt import Prompt
 from kvrouter.scheduler import Scheduler
+from kvrouter.shared_load import SharedLoad
 
 BLOCK_SIZE = 16
 SHARED_TOKENS = 512
@@ -53,13 +57,41 @@ def warm_index(ranks: list[WorkerRank]) -> RadixIndex:
     return index
 
 
-def measure(workers: int, requests: int, seed: int) -> dict[str, float]:
+class Others:
+    """Another router, and this one's view of the load of both."""
+
+    def __init__(self) -> None:
+        self.ledger, self.own = Ledger("other", 1), Ledger("own", 1)
+        self.told = SharedLoad(Load(), self.ledger)
+        self.told.load.journal = self.told
+        self.view = SharedLoad(Load(), self.own)
+        self.view.load.journal = self.view
+        self._mirror = Mirror("own", 1, random.Random(1))
+
+    def book(self, rank: WorkerRank, prompt: Prompt, now: float) -> Lease:
+        """It places a request."""
+        shared = SHARED_TOKENS // BLOCK_SIZE
+        return self.told.book(rank, prompt, overlap_blocks=shared, block_size=BLOCK_SIZE, now=now)
+
+    def tell(self, now: float) -> None:
+        """What it did arrives here; what this one did is not told to anybody."""
+        self.own.flush()
+        for ops in self.ledger.flush():
+            for command in self._mirror.hear(ops, now):
+                if isinstance(command, Added):
+                    self.view.add(command.key, command.booking, now)
+                elif isinstance(command, Dropped):
+                    self.view.drop(command.key, now)
+
+
+def measure(workers: int, replicas: int, requests: int, seed: int) -> dict[str, float]:
     """Microseconds of thread time per placement and per settlement."""
     ranks = [WorkerRank(f"worker-{number}:8000") for number in range(workers)]
+    others = Others()
     scheduler = Scheduler(
         warm_index(ranks),
         PredictedBlocks(),
-        Load(),
+        others.view if replicas > 1 else Load(),
         build_policy(PolicyConfig()),
         random.Random(seed),
     )
@@ -67,8 +99,14 @@ def measure(workers: int, requests: int, seed: int) -> dict[str, float]:
     before = workers * ACTIVE_PER_WORKER
     place_us: list[float] = []
     settle_us: list[float] = []
-    for number in range(before + requests):
+    for number in range(before + requests * replicas):
         prompt, now = prompt_of(number), number * 1e-3
+        if number % replicas:
+            active.append(others.book(ranks[number % workers], prompt, now))
+            if number >= before:
+                active.popleft().settle(Outcome.OK, now)
+            others.tell(now)
+            continue
         started = time.thread_time()
         active.append(scheduler.place(prompt, ranks, now).lease)
         placed = time.thread_time()
@@ -78,6 +116,7 @@ def measure(workers: int, requests: int, seed: int) -> dict[str, float]:
             place_us.append((placed - started) * 1e6)
     return {
         "workers": workers,
+        "replicas": replicas,
         "place_us_min": round(min(place_us), 1),
         "place_us_median": round(statistics.median(place_us), 1),
         "settle_us_median": round(statistics.median(settle_us), 1),
@@ -95,10 +134,15 @@ def main() -> None:
     """Measure each fleet size and print the result."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--workers", type=int, nargs="+", default=[8, 64, 512])
+    parser.add_argument("--replicas", type=int, nargs="+", default=[1, 3])
     parser.add_argument("--requests", type=int, default=500)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    results = [measure(each, options.requests, options.seed) for each in options.workers]
+    results = [
+        measure(workers, replicas, options.requests, options.seed)
+        for workers in options.workers
+        for replicas in options.replicas
+    ]
     about = {"commit": commit(), "seed": options.seed, "python": platform.python_version()}
     print(json.dumps({**about, "decide": results}, indent=2))
 
