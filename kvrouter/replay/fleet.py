@@ -315,6 +315,7 @@ class _Fleet:
                 ]
             ),
             e2e_ms=spread([job.done_at - job.arrived_at for job in jobs]),
+            span_s=max(job.done_at for job in jobs) - min(job.arrived_at for job in jobs),
             shares=list(by_rank.values()),
             preempted=sum(engine.core.counters.preempted for engine in self._engines.values()),
             routers=self._settings.routers,

@@ -21,8 +21,9 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     share that the best holder known at each decision had. `pooled_bound`: what one cache of the
     fleet's total size would reuse. `ttft_ms` is from arrival to the first token, `e2e_ms` to the
     last one, `itl_ms` the mean time between a request's tokens, for those with more than one.
-    `shares`: the requests of each worker. `decisions_per_s`: by the CPU time that they took here;
-    the one figure that differs between runs.
+    `span_s`: from the first arrival to the last token. `shares`: the requests of each worker.
+    `decisions_per_s`: by the CPU time that they took here, the one figure that differs between
+    runs.
     """
 
     policy: str
@@ -34,6 +35,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     ttft_ms: Spread
     itl_ms: Spread
     e2e_ms: Spread
+    span_s: float
     shares: list[int]
     preempted: int
     routers: int
