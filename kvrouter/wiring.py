@@ -232,7 +232,7 @@ async def _keeping(
                 fleet,
                 replay_endpoint=events.replay_endpoint,
                 topic=events.topic,
-                settings=_source_settings(config, rank, fleet, bind=events.bind),
+                settings=source_settings(config, rank, fleet, bind=events.bind),
                 restorer=None if warmth is None else warmth.taking,
                 context=context,
             )
@@ -256,9 +256,10 @@ def _is_relayed(config: Config, fleet: Fleet, rank: WorkerRank) -> bool:
     return config.nats.relayed or fleet.workers[rank.worker].config.relayed
 
 
-def _source_settings(
+def source_settings(
     config: Config, rank: WorkerRank, fleet: Fleet, *, bind: bool
 ) -> SourceSettings:
+    """How the source of a rank attaches to its publisher, and how patient it is."""
     settings = config.events
     ranks_here = len(fleet.workers[rank.worker].ranks)
     subscription = SubscriptionSettings(

@@ -144,6 +144,32 @@ async def test_a_unary_answer_that_breaks_off_is_no_whole_answer() -> None:
         running.router.fleet.workers[running.name(0)].url = f"http://127.0.0.1:{port}"
         with pytest.raises(aiohttp.ClientPayloadError):
             await running.chat("hello")
+        async with running.session.post(
+            running.url + "/v1/completions", json={"model": "tiny", "prompt": "a"}
+        ) as response:
+            assert await response.content.readany() == b"{"  # no event in the middle of JSON
+            with pytest.raises(aiohttp.ClientPayloadError):
+                await response.content.read()
+
+
+async def test_a_worker_that_is_lost_before_it_answers_is_made_good_by_another() -> None:
+    """F6: it crashes over this very request, or is killed with it in its queue."""
+    async with stack() as running:
+        lost = 0
+
+        async def vanish(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal lost
+            await reader.readuntil(b"\r\n\r\n")
+            lost += 1
+            writer.close()
+
+        async with await asyncio.start_server(vanish, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            running.router.fleet.workers[running.name(0)].url = f"http://127.0.0.1:{port}"
+            responses = [await running.chat(f"{number} hello") for number in range(4)]
+        assert [each.status for each in responses] == [200] * 4
+        assert lost >= 1
+        assert len(running.posts(1)) == 4
 
 
 async def test_a_dead_worker_is_passed_over_and_comes_back() -> None:

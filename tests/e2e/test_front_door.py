@@ -96,6 +96,7 @@ async def test_headers_of_the_client_reach_the_engine_and_those_of_its_connectio
         assert headers["traceparent"].startswith("00-0af7")
         assert headers["x-request-id"] == "mine"
         assert "x-hop" not in headers
+        assert "x-data-parallel-rank" not in headers  # it has one rank
         assert headers["host"] == running.name(0)
 
 
@@ -414,6 +415,31 @@ async def test_the_other_apis_are_routed_by_prefix_too(path: str) -> None:
             running.url + path, json=body, headers={"x-kvrouter-explain": "1"}
         ) as response:
             assert int(response.headers["x-kvrouter-predicted-cached-tokens"]) > 100
+
+
+async def test_more_active_requests_than_allowed_are_refused_and_counted_down_again() -> None:
+    """A limit that an operator sets, so that a stampede costs clients a pause and not the router.
+
+    Health and the list of models are not requests for an engine.
+    """
+    limits = {"max_active_requests": 2}
+    async with stack(engine_settings(), limits=limits) as running:
+        faults = running.engines[0].faults
+        faults.hang_before_first_byte = True
+        held = [asyncio.create_task(running.chat(f"{number}")) for number in range(2)]
+        await until(lambda: running.engines[0].active == 2)
+        response = await running.chat("one too many")
+        assert response.status == 503
+        assert response.headers["Retry-After"] == "1"
+        assert (await response.json())["error"]["code"] == "overloaded"
+        for path in ("/health", "/v1/models"):
+            async with running.session.get(running.url + path) as response:
+                assert response.status == 200
+        for task in held:
+            task.cancel()
+        await until(lambda: running.router.door.active_requests == 0)
+        faults.hang_before_first_byte = False
+        assert (await running.chat("there is room again")).status == 200
 
 
 async def test_512_streams_to_one_worker_all_run() -> None:

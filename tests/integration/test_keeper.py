@@ -1,6 +1,5 @@
 """Keeping a worker: what probes of its health make of it."""
 
-import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,6 +14,7 @@ from events import WorkerRank
 from kvrouter.config import HealthConfig, RankEvents, WorkerConfig
 from kvrouter.health import Keeper
 from kvrouter.listening import EventSource, Listeners
+from kvrouter.supervision import background
 from kvrouter.workers import Worker, WorkerState
 
 
@@ -64,14 +64,15 @@ async def kept(
         raise AssertionError(f"{rank} has no events, not even {events}")
 
     settings = HealthConfig(interval_s=0.01, failures=failures)
+    listeners = Listeners(worker.name, fleet, make_source)
     async with aiohttp.ClientSession() as session:
-        listeners = Listeners(worker.name, fleet, make_source)
-        task = asyncio.create_task(Keeper(worker, fleet, listeners, session, settings).run())
-        await until(lambda: worker.state is WorkerState.READY)
-        yield engine, worker
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-    await runner.cleanup()
+        keeper = Keeper(worker, fleet, listeners, session, settings)
+        async with background({"keeper": keeper.run}):
+            try:
+                await until(lambda: worker.state is WorkerState.READY)
+                yield engine, worker
+            finally:
+                await runner.cleanup()
 
 
 async def test_probes_that_fail_now_and_then_are_no_outage() -> None:

@@ -243,7 +243,7 @@ def test_each_rank_is_asked_in_its_own_block_size(stage: Stage) -> None:
     [(None, [36, 52, 84]), (TierCredit(cpu=0.5, disk=0.0), [36, 68, 100])],
 )
 def test_slower_tiers_save_less(credit: TierCredit | None, uncached_tokens: list[int]) -> None:
-    """I16: an engine that offloads keeps evicted blocks in host memory or on disk."""
+    """An engine that offloads keeps evicted blocks in host memory or on disk."""
     stage = Stage(credit=credit)
     prompt = unique_prompt(0, 100)
     for rank, tier in zip((A, B, C), Tier, strict=True):
