@@ -15,6 +15,7 @@ import logging
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import cast
 
 from events.bus import Hear
 
@@ -147,8 +148,7 @@ class _Speaker(asyncio.Protocol):
         self._transport: asyncio.WriteTransport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.WriteTransport)  # noqa: S101  a stream has one
-        self._transport = transport
+        self._transport = cast("asyncio.WriteTransport", transport)  # uvloop's is none by type
 
     def connection_lost(self, exc: Exception | None) -> None:
         del exc

@@ -3,7 +3,7 @@
 import asyncio
 import socket
 import ssl
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 import trustme
-import uvloop
+from support.loops import on_uvloop
 from support.stack import engine_settings, router_tables, stack, until
 
 from kvrouter.config import ConfigError, parse_config
@@ -22,15 +22,6 @@ from kvrouter.wiring import Router, running
 from kvrouter.workers import Worker
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
-
-
-def on_uvloop(test: Coroutine[Any, Any, None]) -> None:
-    async def timed() -> None:
-        async with asyncio.timeout(30):
-            await test
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(timed())
 
 
 class Authority:

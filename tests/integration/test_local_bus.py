@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from support.loops import on_uvloop
 from support.streams import eventually
 
 from events.local_bus import MAX_UNSENT_BYTES, LocalBus
@@ -127,3 +128,14 @@ async def test_noise_on_a_socket_ends_that_connection_only(
     parts[1].bus.publish(b"still here")
     await eventually(lambda: parts[0].heard == [b"still here"])
     await stop(*parts)
+
+
+def test_it_works_on_the_loop_that_routers_run_on(tmp_path: Path) -> None:
+    async def test() -> None:
+        a, b = Part(tmp_path / "bus", "a"), Part(tmp_path / "bus", "b")
+        await meet(a, b)
+        a.bus.publish(b"hello")
+        await eventually(lambda: b.heard == [b"hello"])
+        await stop(a, b)
+
+    on_uvloop(test())
