@@ -4,7 +4,9 @@
 
 The loop sleeps 2 ms at a time, as if it served others, and notes how late it woke up. Each round
 brings eight texts that were never seen, through the threads as the router has them: parse, render,
-encode, hash. `idle` is the same loop on the same machine without prompts, for as long.
+encode, hash. `idle` is the same loop on the same machine without prompts, for as long. `own` leaves
+out what the loop's thread waited for a processor, by the kernel's count: on a machine that others
+keep busy that is most of `late`.
 
 Prints one JSON object, milliseconds.
 """
@@ -14,6 +16,8 @@ import asyncio
 import json
 import time
 from collections.abc import Coroutine
+from pathlib import Path
+from typing import NamedTuple
 
 import uvloop
 from tokenizing import Corpus, about, user
@@ -28,21 +32,43 @@ STEP_S = 0.002
 BLOCK_SIZE = 16
 
 
-async def lags_during(work: Coroutine[None, None, None]) -> list[float]:
+class Lag(NamedTuple):
+    """How late the loop was, in seconds."""
+
+    late_s: float
+    own_s: float
+    """Of that, what was not waiting for a processor."""
+
+
+async def lags_during(work: Coroutine[None, None, None]) -> list[Lag]:
     """How late the loop woke up each time while this ran, in seconds."""
     lags = []
     task = asyncio.create_task(work)
     while not task.done():
-        due = time.perf_counter() + STEP_S
+        due, queued_s = time.perf_counter() + STEP_S, in_run_queue_s()
         await asyncio.sleep(STEP_S)
-        lags.append(time.perf_counter() - due)
+        late_s = time.perf_counter() - due
+        lags.append(Lag(late_s, max(0.0, late_s - (in_run_queue_s() - queued_s))))
     await task
     return lags
 
 
-def shown(lags: list[float]) -> dict[str, float]:
+def in_run_queue_s() -> float:
+    """How long this thread could have run and had no processor, since it began."""
+    return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+
+
+def shown(lags: list[Lag]) -> dict[str, dict[str, float]]:
     """Percentiles in milliseconds."""
-    ordered = sorted(lags)
+    return {
+        "late": percentiles([lag.late_s for lag in lags]),
+        "own": percentiles([lag.own_s for lag in lags]),
+    }
+
+
+def percentiles(values_s: list[float]) -> dict[str, float]:
+    """In milliseconds."""
+    ordered = sorted(values_s)
     places = {"p50": 0.5, "p99": 0.99, "max": 1.0}
     figures = {
         name: round(ordered[min(len(ordered) - 1, int(len(ordered) * share))] * 1e3, 2)
@@ -54,7 +80,7 @@ def shown(lags: list[float]) -> dict[str, float]:
 async def measure(tokenizer: ModelTokenizer, bodies: list[list[bytes]]) -> dict[str, object]:
     """The loop's lag, over all rounds."""
     threads = EncodingThreads(ThreadSettings(deadline_s=120))
-    lags: list[float] = []
+    lags: list[Lag] = []
     took_s: list[float] = []
     for round_of_bodies in bodies:
         requests = [parse_body(Endpoint.CHAT, body) for body in round_of_bodies]
