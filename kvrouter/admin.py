@@ -122,15 +122,21 @@ def _json(value: object, *, status: int = 200) -> web.Response:
 
 
 @asynccontextmanager
-async def admin_listening(admin: Admin, server: ServerConfig) -> AsyncIterator[int]:
+async def admin_listening(
+    admin: Admin, server: ServerConfig, path: str | None = None
+) -> AsyncIterator[int]:
     """Serve the second port while the context is open; gives its port number.
 
-    Raises OSError when the address cannot be bound.
+    At a unix socket's `path` instead, where one is given (and 0). Raises OSError when the address
+    cannot be bound.
     """
     runner = web.AppRunner(admin.application(), access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     try:
-        await web.TCPSite(runner, server.admin_host, server.admin_port).start()
-        yield runner.addresses[0][1]
+        if path is None:
+            await web.TCPSite(runner, server.admin_host, server.admin_port).start()
+        else:
+            await web.UnixSite(runner, path).start()
+        yield runner.addresses[0][1] if path is None else 0
     finally:
         await runner.cleanup()

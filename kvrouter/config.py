@@ -288,6 +288,8 @@ class ServerConfig(_Section, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     """An address or a name; `*` for all addresses of both IP versions."""
     port: Port = 8000
+    processes: Annotated[int, Meta(ge=1, le=256)] = 1
+    """Routers on this host that serve the port together."""
     unix_socket: str | None = None
     """A path where local clients can connect too."""
     tls_cert: str | None = None

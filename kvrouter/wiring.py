@@ -24,6 +24,7 @@ from events.stream import SubscriptionSettings
 from events.subjects import Subjects
 from events.zmq_source import SourceSettings, ZmqSource
 from indexer import PredictedBlocks, RadixIndex
+from kvrouter import report
 from kvrouter.admin import Admin, admin_listening
 from kvrouter.breaker import RetryBudget
 from kvrouter.collector import FleetCollector
@@ -43,6 +44,7 @@ from kvrouter.metrics import Metrics
 from kvrouter.openai.paths import PathTable
 from kvrouter.policy import TierCredit, build_policy
 from kvrouter.pool import Pool, said_block_size
+from kvrouter.processes.seat import Seat
 from kvrouter.replica_report import ReplicaCollector, replicas
 from kvrouter.scheduler import Scheduler
 from kvrouter.sharing import Sharing, joint, nats_link, relayed_source, replica_name, share
@@ -56,6 +58,9 @@ from kvrouter.workers import Worker
 log = logging.getLogger(__name__)
 
 TICK_S = 0.25
+
+TAKE_OVER_S = 10.0
+TAKE_OVER_POLL_S = 0.02
 
 MAX_ZMQ_SOCKETS = 16_384
 """A source has up to four; the library's default of 1023 would end at some 250 ranks."""
@@ -77,12 +82,14 @@ class Router:
 
 
 @asynccontextmanager
-async def running(config: Config) -> AsyncIterator[Router]:
-    """A router that serves while the context is open.
+async def running(config: Config, seat: Seat | None = None) -> AsyncIterator[Router]:
+    """A router that serves while the context is open; in its `seat`, if it is one of several.
 
     Raises OSError when one of its addresses cannot be bound, and ConfigError when the files for
     TLS are not right.
     """
+    config = config if seat is None else seat.configured(config)
+    listeners = () if seat is None else seat.sockets()
     to_engines, to_clients = engine_tls(config.engine_tls), server_tls(config.server)
     load = Load()
     name = config.replicas.name or replica_name()
@@ -102,8 +109,9 @@ async def running(config: Config) -> AsyncIterator[Router]:
         explainer = Explainer(fleet, door.prompt)
         admin = Admin(fleet, metrics, explainer, partial(replicas, sharing, link))
         async with (
-            admin_listening(admin, config.server) as admin_port,
-            listening(door.handle, metrics.unread, config, to_clients) as port,
+            admin_listening(
+                admin, config.server, None if seat is None else seat.admin_path
+            ) as admin_port,
             _connected(link, sharing, fleet),
             _keeping(
                 config,
@@ -115,10 +123,26 @@ async def running(config: Config) -> AsyncIterator[Router]:
                 name,
             ),
             _ticking(fleet, metrics),
+            _ready_to_take_over(fleet, seat),
+            listening(door.handle, metrics.unread, config, to_clients, inherited=listeners) as port,
         ):
             yield Router(
                 fleet, door, metrics, tokenizers, sharing, link, to_clients, port, admin_port
             )
+
+
+@asynccontextmanager
+async def _ready_to_take_over(fleet: Fleet, seat: Seat | None) -> AsyncIterator[None]:
+    """Let connections to one of several processes wait, until it has workers for them.
+
+    Without any in time it answers, if only that there is none.
+    """
+    if seat is not None:
+        for _ in range(int(TAKE_OVER_S / TAKE_OVER_POLL_S)):
+            if not report.readiness(fleet):
+                break
+            await asyncio.sleep(TAKE_OVER_POLL_S)
+    yield
 
 
 class Plane(NamedTuple):

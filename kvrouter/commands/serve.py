@@ -5,14 +5,24 @@ import asyncio
 import logging
 import signal
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
 import uvloop
 
-from kvrouter.config import Config, ConfigError, PolicyName, parse_config, read_toml
+from kvrouter.config import (
+    Config,
+    ConfigError,
+    PolicyName,
+    ServerConfig,
+    parse_config,
+    read_toml,
+)
 from kvrouter.heap import Heap
+from kvrouter.processes.running import processes
+from kvrouter.processes.seat import Seat
 from kvrouter.startup import StartError, raise_file_limit
 from kvrouter.supervision import background
 from kvrouter.wiring import Router, running
@@ -75,6 +85,10 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         help="use the workers that `kvrouter relay` announces on NATS",
     )
     parser.add_argument(
+        "--processes", type=int, metavar="N", help="routers that serve the port together"
+    )
+    parser.add_argument("--seat", help=argparse.SUPPRESS)
+    parser.add_argument(
         "--config", type=Path, metavar="FILE", help="a TOML file; `kvrouter settings` prints one"
     )
     parser.add_argument("--access-log", action="store_true", default=None, help="log each request")
@@ -103,6 +117,10 @@ def run(options: argparse.Namespace) -> int:
     if files < FEW_FILES:
         log.warning("only %d open files are allowed: raise the limit with ulimit -n", files)
     sys.setswitchinterval(SWITCH_S)
+    if options.seat is not None:
+        return uvloop.run(_serve(config, Seat.decode(options.seat)))
+    if config.server.processes > 1:
+        return uvloop.run(_keep(config, sys.argv[1:]))
     return uvloop.run(_serve(config))
 
 
@@ -117,6 +135,7 @@ def configuration(options: argparse.Namespace) -> Config:
         ("server", "admin_host"): options.admin_host,
         ("server", "admin_port"): options.admin_port,
         ("server", "access_log"): options.access_log,
+        ("server", "processes"): options.processes,
         ("nats", "servers"): options.nats,
         ("nats", "discover"): options.discover,
     }
@@ -135,20 +154,23 @@ def _section(tables: dict[str, Any], name: str) -> dict[str, Any]:
     return section
 
 
-async def _serve(config: Config) -> int:
+async def _serve(config: Config, seat: Seat | None = None) -> int:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     try:
-        async with running(config) as router, background({"heap": partial(_freezing, router)}):
+        async with (
+            running(config, seat) as router,
+            background({"heap": partial(_freezing, router)}),
+        ):
+            if seat is not None:
+                loop.add_reader(seat.alive, stop.set)
             loop.add_signal_handler(signal.SIGHUP, _reload, router)
-            server = config.server
-            scheme = "http" if router.tls is None else "https"
-            log.info("clients: %s://%s:%d/v1", scheme, _in_url(server.host), router.port)
-            if server.unix_socket is not None:
-                log.info("clients: %s", server.unix_socket)
-            log.info("second port: http://%s:%d", _in_url(server.admin_host), router.admin_port)
+            if seat is None:
+                _tell(config.server, router.port, router.admin_port)
+            else:
+                log.info("process %d serves", seat.number)
             await stop.wait()
             if router.door.active_requests:
                 log.info("stopping: %d requests may finish", router.door.active_requests)
@@ -164,6 +186,30 @@ async def _freezing(router: Router) -> None:
     while True:
         await asyncio.sleep(HEAP_TICK_S)
         heap.tick(sum(pool.index.stats().blocks for pool in router.fleet.pools.values()))
+
+
+async def _keep(config: Config, arguments: Sequence[str]) -> int:
+    """Keep several routers, each started with the same arguments."""
+    loop = asyncio.get_running_loop()
+    try:
+        async with processes(config, arguments) as kept:
+            supervisor = kept.supervisor
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.add_signal_handler(number, supervisor.stop)
+            loop.add_signal_handler(signal.SIGHUP, supervisor.signal_all, signal.SIGHUP)
+            loop.add_signal_handler(signal.SIGUSR2, supervisor.roll)
+            _tell(config.server, kept.port, kept.admin_port)
+            return await supervisor.run()
+    except OSError as error:
+        raise StartError(f"cannot listen: {error}; is the port taken?") from error
+
+
+def _tell(server: ServerConfig, port: int, admin_port: int) -> None:
+    scheme = "http" if server.tls_cert is None else "https"
+    log.info("clients: %s://%s:%d/v1", scheme, _in_url(server.host), port)
+    if server.unix_socket is not None:
+        log.info("clients: %s", server.unix_socket)
+    log.info("second port: http://%s:%d", _in_url(server.admin_host), admin_port)
 
 
 def _in_url(host: str) -> str:
