@@ -3,7 +3,6 @@
 import argparse
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Self
@@ -12,33 +11,20 @@ import msgspec
 
 from kvrouter.config import ConfigError, PolicyConfig
 from kvrouter.policy import Policy, build_policy
+from kvrouter.replay.arguments import DESCRIPTION, EPILOG, SYNTHETIC, add_arguments
 from kvrouter.replay.bound import pooled_bound
 from kvrouter.replay.fleet import FleetSettings, replay
-from kvrouter.replay.plot import plot
+from kvrouter.replay.plot import check_can_plot, plot
 from kvrouter.replay.result import Result
-from kvrouter.replay.synthetic import GENERATORS, synthetic_trace
+from kvrouter.replay.synthetic import synthetic_trace
 from kvrouter.replay.table import table
 from kvrouter.replay.trace import Trace, TraceError, read_trace
 from kvrouter.sim.settings import CoreSettings, SettingsError
 from kvrouter.sim.timing import PolynomialTiming
 from kvrouter.startup import StartError
 
-SYNTHETIC = "synthetic:"
 _BAR_CELLS = 30
 _BAR_PAUSE_S = 0.2
-
-_EPILOG = f"""\
-TRACE is a file with one JSON object a line (timestamp in ms, input_length, output_length,
-hash_ids), which may be compressed with gzip, or {SYNTHETIC}KIND with KIND one of
-{", ".join(GENERATORS)}.
-
-A policy is a name, and parameters of the section [policy] of a configuration behind it:
-  kv    kv:w=1    kv:temperature=20
-
-examples:
-  kvrouter replay trace.jsonl --workers 8 --compare kv,kv:w=1,round_robin
-  kvrouter replay {SYNTHETIC}chat --rate 30 --workers 4 --blocks 4096 --json
-"""
 
 
 def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -46,25 +32,25 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     parser = commands.add_parser(
         "replay",
         help="run a trace in virtual time: compare policies, size a fleet",
-        description="Run a trace in virtual time: the router's own scheduler, load and index over "
-        "simulated engines.",
-        epilog=_EPILOG,
+        description=DESCRIPTION,
+        epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("trace", metavar="TRACE", help=f"a file, or {SYNTHETIC}KIND")
+    add_arguments(parser)
     parser.set_defaults(run=run)
-    _add_policies(parser.add_argument_group("policy"))
-    _add_trace(parser.add_argument_group("trace"))
-    _add_fleet(parser.add_argument_group("fleet"))
-    _add_engine(parser.add_argument_group("engine (defaults: those of Dynamo's mock engine)"))
-    _add_output(parser.add_argument_group("output"))
 
 
 def run(options: argparse.Namespace) -> int:
     """Replay and print; returns the exit status. Raises StartError when an argument is wrong."""
     try:
-        trace, settings = _trace(options), _settings(options)
         policies = [(spec, policy_from(spec)) for spec in options.compare or [options.policy]]
+        settings = _settings(options)
+        if options.plot:
+            check_can_plot(options.plot)
+        trace = _trace(options)
+        trace.check_lengths(settings.core.max_model_len)
+    except ImportError as error:
+        raise StartError("--plot needs matplotlib: pip install 'kvrouter[plot]'") from error
     except (TraceError, SettingsError, ConfigError, ValueError) as error:
         raise StartError(str(error)) from error
     blocks = settings.core.num_blocks - 1
@@ -107,6 +93,9 @@ def _trace(options: argparse.Namespace) -> Trace:
 
 
 def _settings(options: argparse.Namespace) -> FleetSettings:
+    for number, _ in options.slow:
+        if number >= options.workers:
+            raise SettingsError(f"--slow: there are workers 0 to {options.workers - 1} only")
     return FleetSettings(
         workers=options.workers,
         core=CoreSettings(
@@ -117,7 +106,7 @@ def _settings(options: argparse.Namespace) -> FleetSettings:
             max_model_len=options.blocks * options.block_size,
             reserve_prompt=False,
         ),
-        timing=_timing(options.engine),
+        timing=_timing(options.engine, options.max_num_batched_tokens),
         speed=options.speed,
         event_lag_s=options.event_lag_ms / 1000,
         routers=options.routers,
@@ -127,13 +116,17 @@ def _settings(options: argparse.Namespace) -> FleetSettings:
     )
 
 
-def _timing(parts: list[tuple[str, tuple[float, float, float]]]) -> PolynomialTiming:
+def _timing(
+    parts: list[tuple[str, tuple[float, float, float]]], most_prefill_tokens: int
+) -> PolynomialTiming:
     given = dict(parts)
     default = PolynomialTiming()
-    return PolynomialTiming(
+    timing = PolynomialTiming(
         prefill_ms=given.get("prefill", default.prefill_ms),
         decode_ms=given.get("decode", default.decode_ms),
     )
+    timing.check(most_prefill_tokens)
+    return timing
 
 
 def _report(options: argparse.Namespace, trace: Trace, results: list[Result]) -> None:
@@ -145,9 +138,7 @@ def _report(options: argparse.Namespace, trace: Trace, results: list[Result]) ->
     if options.plot:
         try:
             plot(results, f"{trace.name}, {options.workers} workers", options.plot)
-        except ImportError as error:
-            raise StartError("--plot needs matplotlib: pip install 'kvrouter[plot]'") from error
-        except (OSError, ValueError) as error:
+        except OSError as error:
             raise StartError(f"--plot {options.plot}: {error}") from error
 
 
@@ -177,123 +168,3 @@ class _Bar:
         bar = ("#" * round(share * _BAR_CELLS)).ljust(_BAR_CELLS, ".")
         sys.stderr.write(f"\r\x1b[K{self._name} [{bar}] {share:.0%} {number + 1}/{self._total}")
         sys.stderr.flush()
-
-
-def _positive(kind: Callable[[str], float]) -> Callable[[str], float]:
-    def parse(text: str) -> float:
-        value = kind(text)
-        if not value > 0:
-            raise argparse.ArgumentTypeError(f"must be above 0, not {text}")
-        return value
-
-    return parse
-
-
-def _slow(text: str) -> tuple[int, float]:
-    number, _, factor = text.partition(":")
-    try:
-        return int(number), float(factor)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not WORKER:FACTOR, as 0:3") from error
-
-
-def _polynomial(text: str) -> tuple[str, tuple[float, float, float]]:
-    part, _, values = text.partition("=")
-    try:
-        constant, linear, square = map(float, values.split(","))
-    except ValueError:
-        constant = linear = square = 0.0
-        part = ""
-    if part not in ("prefill", "decode"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not prefill=A,B,C or decode=A,B,C")
-    return part, (constant, linear, square)
-
-
-def _add_policies(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--policy", default="kv", metavar="POLICY", help="(%(default)s)")
-    group.add_argument(
-        "--compare",
-        type=lambda text: text.split(","),
-        metavar="POLICY,POLICY,...",
-        help="several policies on the same trace, side by side",
-    )
-
-
-def _add_trace(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--speed", type=_positive(float), default=1.0, metavar="X", help="arrivals X times as fast"
-    )
-    group.add_argument(
-        "--requests", type=_positive(int), metavar="N", help="only the first N; 2000 if synthetic"
-    )
-    group.add_argument(
-        "--rate",
-        type=_positive(float),
-        default=10.0,
-        metavar="R",
-        help="requests per second of a synthetic trace (%(default)g)",
-    )
-    group.add_argument(
-        "--chunk-tokens",
-        type=_positive(int),
-        default=512,
-        metavar="N",
-        help="tokens that a hash id of the trace stands for (%(default)s)",
-    )
-    group.add_argument("--no-reuse", action="store_true", help="no two requests share anything")
-    group.add_argument("--seed", type=int, default=0, metavar="N", help="of all chance (0)")
-
-
-def _add_fleet(group: argparse._ArgumentGroup) -> None:
-    positive = _positive(int)
-    group.add_argument("--workers", type=positive, default=8, metavar="N", help="(%(default)s)")
-    group.add_argument(
-        "--slow",
-        type=_slow,
-        action="append",
-        default=[],
-        metavar="WORKER:FACTOR",
-        help="a worker that takes FACTOR times as long; workers are numbered from 0",
-    )
-    group.add_argument(
-        "--event-lag-ms",
-        type=float,
-        default=2.0,
-        metavar="T",
-        help="until routers know what a step stored or evicted (%(default)g)",
-    )
-    group.add_argument("--routers", type=positive, default=1, metavar="N", help="(%(default)s)")
-    group.add_argument(
-        "--sync-ms",
-        type=float,
-        metavar="T",
-        help="routers know of each other's bookings after T; without it, never",
-    )
-
-
-def _add_engine(group: argparse._ArgumentGroup) -> None:
-    for flag, default, text in (
-        ("--block-size", 64, "tokens in a block"),
-        ("--blocks", 16_384, "blocks of each worker"),
-        ("--max-num-seqs", 256, "requests that run at once"),
-        ("--max-num-batched-tokens", 8192, "tokens computed in one step"),
-    ):
-        group.add_argument(
-            flag, type=_positive(int), default=default, metavar="N", help=f"{text} (%(default)s)"
-        )
-    group.add_argument(
-        "--engine",
-        type=_polynomial,
-        action="append",
-        default=[],
-        metavar="PART=A,B,C",
-        help="a step takes prefill A + B n + C n^2 ms if it has n prompt tokens to compute, and "
-        "decode A + B p + C p^2 ms if sequences that fill a share p of the cache get a token; PART "
-        "is prefill or decode",
-    )
-
-
-def _add_output(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--json", action="store_true", help="an object, or a list with --compare")
-    group.add_argument("--plot", type=Path, metavar="FILE", help="a picture too (.png, .svg)")
-    group.add_argument("--quiet", action="store_true", help="no progress bar")

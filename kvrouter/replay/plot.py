@@ -13,10 +13,24 @@ _PANELS: tuple[tuple[str, Callable[[Result], float]], ...] = (
 )
 
 
+def check_can_plot(path: Path) -> None:
+    """Raise ImportError without matplotlib, ValueError if it has no such form of picture.
+
+    For those who replay for minutes first.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415  # an extra
+
+    forms = FigureCanvasAgg.get_supported_filetypes()
+    if path.suffix.removeprefix(".") not in forms:
+        raise ValueError(f"--plot {path}: the name must end with one of .{', .'.join(forms)}")
+    if not path.parent.is_dir():
+        raise ValueError(f"--plot {path}: there is no folder {path.parent}")
+
+
 def plot(results: Sequence[Result], title: str, path: Path) -> None:
     """Write the picture; its form goes by the name (`.png`, `.svg`).
 
-    Raises ImportError without matplotlib, OSError and ValueError if it cannot be written so.
+    Raises ImportError without matplotlib, OSError if it cannot be written.
     """
     from matplotlib.figure import Figure  # noqa: PLC0415  # an extra
 

@@ -7,17 +7,22 @@ the prompt. Equal ids stand for an equal prefix up to the end of their chunk.
 
 import gzip
 import itertools
+import zlib
 from array import array
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
+from msgspec import Meta
 
 CHUNK_TOKENS = 512
 FIRST_OWN_TOKEN = 1 << 31
 """Token ids from here on belong to one request alone: its output, and what no chunk covers."""
 GZIP_MAGIC = b"\x1f\x8b"
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+LATEST_MS = 1e15
+"""Some 30,000 years: later times would not keep their milliseconds."""
 
 
 class TraceError(ValueError):
@@ -69,6 +74,16 @@ class Trace:
         """The first `count` requests only."""
         return Trace(self.name, self.requests[:count], self.chunk_tokens)
 
+    def check_lengths(self, most_tokens: int) -> None:
+        """Raise TraceError if a request, with its output, is longer than this."""
+        for request in self.requests:
+            if request.prompt_tokens + request.output_tokens > most_tokens:
+                raise TraceError(
+                    f"{self.name}: the request at {request.at_s:g} s has {request.prompt_tokens} "
+                    f"prompt and {request.output_tokens} output tokens, and the cache of a worker "
+                    f"holds {most_tokens}: more --blocks, or another --block-size?"
+                )
+
     def without_reuse(self) -> "Trace":
         """The same lengths and times, but no two requests share anything."""
         fresh = itertools.count()
@@ -83,9 +98,9 @@ class Trace:
 
 
 class _Line(msgspec.Struct):
-    timestamp: float
-    input_length: int
-    output_length: int
+    timestamp: Annotated[float, Meta(ge=-LATEST_MS, le=LATEST_MS)]
+    input_length: Annotated[int, Meta(ge=1)]
+    output_length: Annotated[int, Meta(ge=0)]
     hash_ids: list[int]
 
 
@@ -115,15 +130,13 @@ def _lines(path: Path) -> Iterator[_Line]:
         data = path.read_bytes()
         if data.startswith(GZIP_MAGIC):
             data = gzip.decompress(data)
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise TraceError(f"{path}: cannot be read: {error}") from error
+    data = data.removeprefix(BYTE_ORDER_MARK)
     for number, line in enumerate(data.splitlines(), start=1):
         if not line.strip():
             continue
         try:
-            decoded = decoder.decode(line)
+            yield decoder.decode(line)
         except msgspec.DecodeError as error:
             raise TraceError(f"{path}, line {number}: {error}") from error
-        if decoded.input_length < 1:
-            raise TraceError(f"{path}, line {number}: a prompt has at least one token")
-        yield decoded

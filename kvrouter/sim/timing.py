@@ -56,6 +56,11 @@ class PolynomialTiming:
     prefill_ms: tuple[float, float, float] = (16.50142, 0.01518344, 4.209989e-7)
     decode_ms: tuple[float, float, float] = (5.74, 54.01, -25.74)
 
+    def check(self, most_prefill_tokens: int) -> None:
+        """Raise ValueError if a step with up to so many prefill tokens would not take any time."""
+        _require_time("prefill", self.prefill_ms, 1, most_prefill_tokens)
+        _require_time("decode", self.decode_ms, 0, 1)
+
     def step_s(self, load: StepLoad) -> float:
         """Return both parts' sum, in seconds."""
         total_ms = 0.0
@@ -69,3 +74,18 @@ class PolynomialTiming:
 def _polynomial(coefficients: tuple[float, float, float], x: float) -> float:
     constant, linear, square = coefficients
     return constant + x * (linear + x * square)
+
+
+def _require_time(
+    name: str, coefficients: tuple[float, float, float], least: float, most: float
+) -> None:
+    """Raise ValueError unless the polynomial is above 0 from `least` to `most`."""
+    _, linear, square = coefficients
+    ends = [least, most]
+    if square:
+        ends.append(min(max(least, -linear / (2 * square)), most))
+    for x in ends:
+        if not _polynomial(coefficients, x) > 0:
+            raise ValueError(
+                f"the time to {name} would be {_polynomial(coefficients, x):g} ms at {x:g}"
+            )

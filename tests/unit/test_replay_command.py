@@ -53,6 +53,10 @@ def test_an_engine_that_is_twice_as_slow_takes_twice_as_long(
         ([*SMALL, "--policy", "best"], "policy 'best'"),
         ([*SMALL, "--policy", "kv:v=1"], "policy 'kv:v=1'"),
         ([*SMALL, "--policy", "kv:w=-1"], "policy 'kv:w=-1'"),
+        ([*SMALL, "--slow", "8:3"], "workers 0 to 7"),
+        ([*SMALL, "--blocks", "4"], "more --blocks"),
+        ([*SMALL, "--engine", "prefill=-100,1,0"], "the time to prefill"),
+        ([*SMALL, "--engine", "decode=1,4,-5"], "the time to decode"),
     ],
 )
 def test_wrong_arguments_are_told(arguments: list[str], message: str) -> None:
@@ -60,11 +64,33 @@ def test_wrong_arguments_are_told(arguments: list[str], message: str) -> None:
         run(arguments)
 
 
-@pytest.mark.parametrize("flags", [["--slow", "1"], ["--engine", "x=1,2,3"], ["--workers", "0"]])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--slow", "1"],
+        ["--slow", "0:0"],
+        ["--engine", "x=1,2,3"],
+        ["--engine", "prefill=nan,0,0"],
+        ["--workers", "0"],
+        ["--speed", "nan"],
+        ["--event-lag-ms", "-1"],
+    ],
+)
 def test_wrong_flags_are_told(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         run([*SMALL, *flags])
     assert flags[0] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["picture.nothing", "no/folder/picture.png"])
+def test_a_picture_that_cannot_be_written_is_told_before_anything_runs(
+    name: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("matplotlib")
+    with pytest.raises(StartError, match="--plot"):
+        run(
+            ["replay", "synthetic:chat", "--requests", "1000000000", "--plot", str(tmp_path / name)]
+        )
 
 
 def test_a_picture_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

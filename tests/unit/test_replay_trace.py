@@ -41,7 +41,11 @@ def test_a_prompt_longer_than_its_chunks_ends_with_tokens_of_its_own() -> None:
         (b"", "no requests"),
         (LINES.encode() + b"{}\n", "line 3"),
         (b'{"timestamp": 0, "input_length": 0, "output_length": 1, "hash_ids": []}', "line 1"),
+        (b'{"timestamp": 0, "input_length": 9, "output_length": -1, "hash_ids": []}', "line 1"),
+        (b'{"timestamp": 1e99, "input_length": 9, "output_length": 1, "hash_ids": []}', "line 1"),
         (b"\x1f\x8bbroken", "cannot be read"),
+        (gzip.compress(LINES.encode())[:-9], "cannot be read"),
+        (gzip.compress(LINES.encode())[:12] + b"\xff\xff\xff\xff", "cannot be read"),
     ],
 )
 def test_what_is_no_trace_is_refused_with_its_place(
@@ -51,6 +55,20 @@ def test_what_is_no_trace_is_refused_with_its_place(
     path.write_bytes(content)
     with pytest.raises(TraceError, match=message):
         read_trace(path)
+
+
+def test_a_byte_order_mark_is_no_part_of_the_trace(tmp_path: Path) -> None:
+    """Some editors and exports put one in front."""
+    path = tmp_path / "trace"
+    path.write_bytes(b"\xef\xbb\xbf" + LINES.encode())
+    assert len(read_trace(path)) == 2
+
+
+def test_a_request_that_no_worker_can_hold_is_told_before_anything_runs() -> None:
+    trace = Trace("t", [TraceRequest(0.0, 10**12, 10, (1,))])
+    with pytest.raises(TraceError, match="1000000000000 prompt and 10 output tokens"):
+        trace.check_lengths(1_048_576)
+    trace.check_lengths(10**12 + 10)
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:

@@ -18,3 +18,20 @@ def test_polynomial_timing_has_the_figures_of_dynamos_mock_engine() -> None:
     assert timing.step_s(StepLoad(n, 0, 0, 1000)) == pytest.approx(prefill / 1000)
     assert timing.step_s(StepLoad(0, 3, 400, 1000)) == pytest.approx(decode / 1000)
     assert timing.step_s(StepLoad(n, 3, 400, 1000)) == pytest.approx((prefill + decode) / 1000)
+
+
+@pytest.mark.parametrize(
+    ("prefill_ms", "decode_ms"),
+    [
+        ((0.0, 0.0, 0.0), (1.0, 0.0, 0.0)),
+        ((10.0, -1.0, 0.0), (1.0, 0.0, 0.0)),
+        ((1.0, 0.0, 0.0), (1.0, -5.0, 5.0)),
+    ],
+)
+def test_steps_that_would_take_no_time_are_refused(
+    prefill_ms: tuple[float, float, float], decode_ms: tuple[float, float, float]
+) -> None:
+    """A fit to few points can dip below zero between them."""
+    PolynomialTiming().check(8192)
+    with pytest.raises(ValueError, match="the time to"):
+        PolynomialTiming(prefill_ms=prefill_ms, decode_ms=decode_ms).check(100)
