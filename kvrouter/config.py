@@ -107,6 +107,10 @@ class PolicyConfig(_Section, frozen=True, kw_only=True):
     fill_limit: Annotated[float, Meta(ge=0, le=1)] = 0.9
     """Active tokens above this share of a cache cost a token of prefill each, for soon requests
     would be preempted, and computed again."""
+    slow_tokens: NonNegativeFloat = 5000.0
+    """What a request's own output costs, in tokens to prefill, on a worker that takes twice as long
+    for it as the others; three times: double that. Decoding takes longer than prefilling, so a slow
+    worker is spared while others have room. 5,000 and 20,000 differ little."""
     miss_weight: NonNegativeFloat = 48.0
     """Of `kv_blocks`: what a block of the prompt that a worker lacks costs against an active one.
     Far above 1, because the copy evicts what another request would have found."""

@@ -12,8 +12,9 @@ What is counted, per rank:
                       of a prompt that have no hash, and blocks that output filled, in tokens
     recent tokens     uncached tokens of the latest bookings, decayed; for ties only
     prefill rate      tokens per second, from the times of first output bytes
+    slowness          from the times of outputs, see `pace`
 
-All counts but these last two are integers, so that they come back to 0 exactly. Booking and
+All counts but these last three are integers, so that they come back to 0 exactly. Booking and
 settling cost as much as the prompt's hashes take to be compared once, and memory is proportional to
 the distinct active blocks.
 
@@ -31,6 +32,7 @@ import msgspec
 
 from events import WorkerRank
 from kvrouter.active_blocks import ActiveBlocks, Hold
+from kvrouter.pace import Paces
 from kvrouter.prefills import Prefills
 from kvrouter.prompt import HASH_BYTES, Prompt
 
@@ -157,6 +159,9 @@ class LoadView(Protocol):
 
     def of_each(self, ranks: Sequence[WorkerRank]) -> list[RankLoad]:
         """The load of each of these ranks."""
+
+    def slowness(self, ranks: Sequence[WorkerRank]) -> list[float]:
+        """How many times as long as elsewhere outputs take on each rank; empty if on none."""
 
     def active_blocks(self, prompt: Prompt, block_size: int) -> dict[WorkerRank, int]:
         """How many leading blocks of the prompt are active already, for each rank with any."""
@@ -319,6 +324,14 @@ class Lease:
         self.outcome = outcome
         self.settled_at = now
         self._load._settled[outcome] += 1  # noqa: SLF001 - a lease is a part of its load
+        if self._entry is not None and outcome is Outcome.OK and self.prefill_done_at is not None:
+            self._load.paces.learn(
+                self.rank,
+                active=len(self._entry.leases),
+                tokens=self.output_tokens - 1,
+                taken_s=now - self.prefill_done_at,
+                now=now,
+            )
         self.detach(now)
         return True
 
@@ -381,9 +394,12 @@ class Load:
 
     def __init__(self, *, recent_half_life_s: float = RECENT_HALF_LIFE_S) -> None:
         self.journal: Journal | None = None
+        self.paces = Paces()
         self._half_life_s = recent_half_life_s
         self._entries: dict[WorkerRank, _Entry] = {}
         self._trees: dict[int, ActiveBlocks] = {}
+        self._asked: tuple[WorkerRank, ...] = ()
+        self._found: list[_Entry | None] = []
         self._turn = 0
         self._settled: Counter[Outcome] = Counter()
 
@@ -401,6 +417,7 @@ class Load:
         entry = self._entries.get(rank)
         if entry is None:
             entry = self._entries[rank] = _Entry(self._half_life_s)
+            self._forget_found()
         self._turn += 1
         entry.dispatched(uncached, self._turn, block_size, now)
         lease = Lease(self, rank, uncached, block_size, now)
@@ -414,8 +431,21 @@ class Load:
 
     def of_each(self, ranks: Sequence[WorkerRank]) -> list[RankLoad]:
         """The load of each of these ranks."""
-        entries = map(self._entries.get, ranks)
-        return [(entry.seen or entry.look()) if entry else IDLE for entry in entries]
+        return [(entry.seen or entry.look()) if entry else IDLE for entry in self._of(ranks)]
+
+    def slowness(self, ranks: Sequence[WorkerRank]) -> list[float]:
+        """How many times as long as elsewhere outputs take on each rank; empty if on none."""
+        return self.paces.slowness(ranks)
+
+    def _of(self, ranks: Sequence[WorkerRank]) -> Sequence[_Entry | None]:
+        """The entries of these ranks; those of the latest tuple are remembered.
+
+        Decisions ask for the same ranks again and again.
+        """
+        if ranks is not self._asked:
+            self._asked = tuple(ranks)
+            self._found = list(map(self._entries.get, ranks))
+        return self._found
 
     def active_blocks(self, prompt: Prompt, block_size: int) -> dict[WorkerRank, int]:
         """How many leading blocks of the prompt are active already, for each rank with any."""
@@ -424,6 +454,8 @@ class Load:
     def remove(self, rank: WorkerRank) -> None:
         """Forget the rank and detach its leases."""
         entry = self._entries.pop(rank, None)
+        self._forget_found()
+        self.paces.forget(rank)
         if entry is not None:
             for lease in tuple(entry.leases):
                 lease.detach(lease.booked_at)
@@ -451,8 +483,13 @@ class Load:
             for rank, blocks in tree.recount().items():
                 hashed_tokens[rank] += blocks * block_size
         _require(hashed_tokens.keys() <= self._entries.keys(), "removed ranks hold no blocks")
+        known = list(map(self._entries.get, self._asked))
+        _require(known == self._found, "remembered entries are the ranks' own")
         for rank, entry in self._entries.items():
             _check_entry(entry, hashed_tokens[rank])
+
+    def _forget_found(self) -> None:
+        self._asked, self._found = (), []
 
     def _tree(self, block_size: int) -> ActiveBlocks:
         tree = self._trees.get(block_size)

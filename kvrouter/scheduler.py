@@ -7,6 +7,7 @@ engines by an event or two. That can make a choice worse, never lose a booking.
 import math
 from collections.abc import Callable, Sequence
 from functools import reduce
+from itertools import repeat
 from operator import add, itemgetter
 from random import Random
 from typing import NamedTuple, Protocol
@@ -49,7 +50,7 @@ class Predictions(Protocol):
 class _Group(NamedTuple):
     """Ranks of one block size, and their smallest capacity in tokens."""
 
-    ranks: list[WorkerRank]
+    ranks: tuple[WorkerRank, ...]
     block_size: int
     least_capacity: float
 
@@ -147,7 +148,7 @@ class Scheduler:
             self._index.layout,
             list(ranks),
             [
-                _Group(members, size, min(self._capacities(members, size)))
+                _Group(tuple(members), size, min(self._capacities(members, size)))
                 for size, members in by_size.items()
             ],
         )
@@ -173,6 +174,7 @@ class Scheduler:
             saved,
             [tokens - blocks * size for blocks in saved],
             self._load.of_each(ranks),
+            slowness=self._load.slowness(ranks),
             most_new_tokens=all_tokens,
             least_capacity=least_capacity,
             new_tokens=lambda: self._new_tokens(prompt, ranks, size, all_tokens),
@@ -196,7 +198,7 @@ class Scheduler:
         found = self._index.match(hashes)
         if not found:
             return [NO_OVERLAP] * len(ranks)
-        return [found.get(rank, NO_OVERLAP) for rank in ranks]
+        return list(map(found.get, ranks, repeat(NO_OVERLAP)))
 
     def _saved(
         self, overlaps: list[Overlap], starts: list[int], predicted: list[int]

@@ -303,6 +303,10 @@ class SharedLoad:
         more.own, more.total = own, self._sum(rank, own, more)
         return more.total
 
+    def slowness(self, ranks: Sequence[WorkerRank]) -> list[float]:
+        """How slow each rank is, by the own requests; empty if none is."""
+        return self._load.slowness(ranks)
+
     def ranks_of_others(self) -> Sequence[WorkerRank]:
         """The ranks on which other replicas have, or lately had, bookings."""
         return tuple(self._others)

@@ -50,6 +50,7 @@ class Survey(Sequence[Candidate]):
 
     `most_new_tokens` bounds `new_tokens`, and `least_capacity` (in tokens) is that of the smallest
     cache: often enough to do without the columns that are made when they are first asked for.
+    `slowness` is how many times as long as elsewhere outputs take on each rank; empty if on none.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Survey(Sequence[Candidate]):
         uncached_tokens: list[float],
         loads: list[RankLoad],
         *,
+        slowness: list[float],
         most_new_tokens: int,
         least_capacity: float,
         new_tokens: Callable[[], list[int]],
@@ -78,6 +80,7 @@ class Survey(Sequence[Candidate]):
         self.uncached_tokens = uncached_tokens
         self.loads = loads
         self.active_requests = [load.active_requests for load in loads]
+        self.slowness = slowness
         self.most_new_tokens = most_new_tokens
         self.least_capacity = least_capacity
         self._new_tokens = new_tokens
@@ -118,6 +121,7 @@ class Survey(Sequence[Candidate]):
             [*self.saved_blocks, *other.saved_blocks],
             self.uncached_tokens + other.uncached_tokens,
             self.loads + other.loads,
+            slowness=_joined_slowness(self, other),
             most_new_tokens=max(self.most_new_tokens, other.most_new_tokens),
             least_capacity=min(self.least_capacity, other.least_capacity),
             new_tokens=lambda: self.new_tokens + other.new_tokens,
@@ -147,3 +151,9 @@ class Survey(Sequence[Candidate]):
 
     def __iter__(self) -> Iterator[Candidate]:
         return map(self.__getitem__, range(len(self)))
+
+
+def _joined_slowness(one: Survey, other: Survey) -> list[float]:
+    if not one.slowness and not other.slowness:
+        return []
+    return [*(one.slowness or [1.0] * len(one)), *(other.slowness or [1.0] * len(other))]

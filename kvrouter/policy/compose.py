@@ -1,6 +1,6 @@
 """Policies by name: which filters, scorer and picker make each of them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from operator import add
 from random import Random
 from typing import NamedTuple
@@ -56,13 +56,14 @@ class Policy(msgspec.Struct, frozen=True):
 
 
 def _sums(terms: Terms, candidates: int) -> list[float]:
-    costs: list[float] | None = None
-    for column in terms:
-        if costs is None:
-            costs = column
-        elif any(column):
-            costs = list(map(add, costs, column))
-    return [0.0] * candidates if costs is None else costs
+    """The sum of each row. Columns without anything are common, and cost nothing to add."""
+    columns = [column for column in terms if any(column)]
+    if not columns:
+        return [0.0] * candidates
+    costs: Iterable[float] = columns[0]
+    for column in columns[1:]:
+        costs = map(add, costs, column)
+    return list(costs)
 
 
 def build_policy(config: PolicyConfig) -> Policy:
@@ -72,7 +73,9 @@ def build_policy(config: PolicyConfig) -> Policy:
     if config.name == "kv" and config.w is not None:
         return Policy("kv", BlockCost(config.w, config.w), picker)
     if config.name == "kv":
-        cost = TokenCost(config.copy_weight, config.request_tokens, config.fill_limit)
+        cost = TokenCost(
+            config.copy_weight, config.request_tokens, config.fill_limit, config.slow_tokens
+        )
         return Policy("kv", cost, picker, guard)
     if config.name == "kv_blocks":
         weights = BlockCost(config.miss_weight, config.queue_weight)

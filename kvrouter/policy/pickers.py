@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from kvrouter.load import RankLoad
 from kvrouter.policy.candidate import Survey
 
 EQUAL_COST = 1e-9
@@ -59,8 +60,7 @@ class Cheapest(msgspec.Struct, frozen=True):
             return Pick(kept[0], Reason.ONLY_CANDIDATE)
         rated = costs if len(kept) == len(costs) else [costs[each] for each in kept]
         least = min(rated)
-        bound = least + EQUAL_COST * max(1.0, abs(least))
-        tied = [position for position, cost in zip(kept, rated, strict=True) if cost <= bound]
+        tied = _up_to(least + EQUAL_COST * max(1.0, abs(least)), rated, kept)
         if len(tied) == 1:
             return Pick(tied[0], Reason.LEAST_COST)
         return _break_tie(survey, tied, rng)
@@ -103,16 +103,25 @@ class Uniform(msgspec.Struct, frozen=True):
         return Pick(rng.choice(kept), Reason.RANDOM)
 
 
-def _break_tie(survey: Survey, tied: list[int], rng: Random) -> Pick:
-    loads = survey.loads
-    active = [survey.active_requests[each] for each in tied]
-    fewest = min(active)
-    tied = [each for each, requests in zip(tied, active, strict=True) if requests == fewest]
+def _break_tie(survey: Survey, tied: Sequence[int], rng: Random) -> Pick:
+    active: Sequence[int] = survey.active_requests
+    loads: Sequence[RankLoad] = survey.loads
+    if len(tied) < len(survey):
+        active = [active[each] for each in tied]
+    tied = _up_to(min(active), active, tied)
     if len(tied) == 1:
         return Pick(tied[0], Reason.FEWEST_ACTIVE)
-    recency = [loads[each].recency for each in tied]
-    least = min(recency)
-    tied = [each for each, recent in zip(tied, recency, strict=True) if recent <= least]
+    if len(tied) < len(survey):
+        loads = [loads[each] for each in tied]
+    recency = [load.recency for load in loads]
+    tied = _up_to(min(recency), recency, tied)
     if len(tied) == 1:
         return Pick(tied[0], Reason.LEAST_RECENT)
     return Pick(rng.choice(tied), Reason.RANDOM)
+
+
+def _up_to(bound: float, values: Sequence[float], positions: Sequence[int]) -> Sequence[int]:
+    """The positions whose values, which `values` has in the same order, are at most `bound`."""
+    if max(values) <= bound:
+        return positions
+    return [position for position, value in zip(positions, values, strict=True) if value <= bound]

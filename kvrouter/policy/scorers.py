@@ -76,6 +76,9 @@ class TokenCost(msgspec.Struct, frozen=True):
                    copy evicts something that another request will miss
         requests   `request_tokens` for each active request: it slows every step
         overfill   active tokens, with this request's own new ones, above `fill_limit` of the cache
+        slowness   on a rank whose outputs take s times as long as elsewhere, s - 1 times its wait,
+                   prefill and requests, and `slow_tokens` for the request's own output; less, the
+                   fuller the fleet is, for above `fill_limit` it needs the memory of all
 
     What nobody has has to be computed wherever the request goes, so it costs no more than itself.
     A copy in a cache with room evicts nothing: so a worker that joins is used at once, and a prefix
@@ -85,6 +88,7 @@ class TokenCost(msgspec.Struct, frozen=True):
     copy_weight: float
     request_tokens: float
     fill_limit: float
+    slow_tokens: float
 
     @property
     def term_names(self) -> tuple[str, ...]:
@@ -95,17 +99,21 @@ class TokenCost(msgspec.Struct, frozen=True):
             "copy_tokens",
             "active_request_tokens",
             "overfill_tokens",
+            "slowness_tokens",
         )
 
     def rate(self, survey: Survey) -> Terms:
-        """The five terms of each candidate."""
+        """The six terms of each candidate."""
         request = self.request_tokens
+        wait = queued_tokens(survey.loads, survey.now)
+        requests = [request * active for active in survey.active_requests]
         return (
-            queued_tokens(survey.loads, survey.now),
+            wait,
             survey.uncached_tokens,
             self._copies(survey),
-            [request * active for active in survey.active_requests],
+            requests,
             self._overfill(survey),
+            self._slowness(survey, wait, requests),
         )
 
     def _copies(self, survey: Survey) -> list[float]:
@@ -128,6 +136,19 @@ class TokenCost(msgspec.Struct, frozen=True):
             max(0.0, load.decode_tokens + tokens - limit * capacity)
             for load, tokens, capacity in zip(
                 loads, survey.new_tokens, survey.capacities, strict=True
+            )
+        ]
+
+    def _slowness(self, survey: Survey, wait: list[float], requests: list[float]) -> list[float]:
+        if not survey.slowness:
+            return [0.0] * len(survey)
+        tokens = sum(load.decode_tokens for load in survey.loads)
+        limit = self.fill_limit * sum(survey.capacities)
+        share = 1.0 - tokens / limit if tokens < limit else 0.0
+        return [
+            share * (factor - 1.0) * (queued + own + active + self.slow_tokens)
+            for factor, queued, own, active in zip(
+                survey.slowness, wait, survey.uncached_tokens, requests, strict=True
             )
         ]
 

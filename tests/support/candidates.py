@@ -21,6 +21,7 @@ class Row:
     new_tokens: int
     capacity_tokens: float
     room_tokens: float
+    slowness: float
 
 
 def candidate(
@@ -40,6 +41,7 @@ def candidate(
     prefill_rate: float = 0.0,
     oldest_tokens: int = 0,
     working_since: float = math.inf,
+    slowness: float = 1.0,
 ) -> Row:
     """A candidate that is idle and holds nothing, but for what is said."""
     load = RankLoad(
@@ -58,7 +60,7 @@ def candidate(
     row = Candidate(
         WorkerRank(name), block_size, overlap, predicted_blocks, 0.0, uncached_tokens, load
     )
-    return Row(row, new_tokens, capacity_tokens, room_tokens)
+    return Row(row, new_tokens, capacity_tokens, room_tokens, slowness)
 
 
 def survey(*rows: Row) -> Survey:
@@ -73,6 +75,7 @@ def survey(*rows: Row) -> Survey:
         [each.saved_blocks for each in candidates],
         [each.uncached_tokens for each in candidates],
         [each.load for each in candidates],
+        slowness=[row.slowness for row in rows] if any(row.slowness > 1 for row in rows) else [],
         most_new_tokens=max(row.new_tokens for row in rows),
         least_capacity=min(row.capacity_tokens for row in rows),
         new_tokens=lambda: [row.new_tokens for row in rows],

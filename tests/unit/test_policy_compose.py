@@ -32,7 +32,7 @@ def test_every_policy_explains_itself_in_the_same_way(name: str) -> None:
 
 def test_the_default_prices_copies_and_guards_the_load() -> None:
     default = build_policy(PolicyConfig())
-    assert default.scorer == TokenCost(6.0, 250.0, 0.9)
+    assert default.scorer == TokenCost(6.0, 250.0, 0.9, 5000.0)
     assert default.filters == (LoadGuard(1.25, 16.0),)
 
 

@@ -37,7 +37,7 @@ def test_a_prompt_shorter_than_a_block_costs_its_share() -> None:
     assert rate(BlockCost(1.0, 1.0), one) == [(0.25, 0.0, 1.0)]
 
 
-@pytest.mark.parametrize("scorer", [BlockCost(1.0, 1.0), TokenCost(6.0, 500.0, 0.9)])
+@pytest.mark.parametrize("scorer", [BlockCost(1.0, 1.0), TokenCost(6.0, 500.0, 0.9, 5000.0)])
 def test_what_the_oldest_prefill_has_likely_done_is_not_waited_for(scorer: Scorer) -> None:
     """A long prompt that was sent a second ago is half through."""
 
@@ -58,10 +58,13 @@ def test_workers_of_different_block_sizes_are_compared_in_the_smaller_one() -> N
     small = candidate("small", uncached_tokens=64, new_tokens=64, block_size=16)
     large = candidate("large", uncached_tokens=64, new_tokens=64, block_size=64)
     assert rate(BlockCost(1.0, 1.0), small, large) == [(4.0, 0.0, 4.0)] * 2
-    assert rate(TokenCost(6.0, 0.0, 0.9), small, large) == [(0.0, 64.0, 0.0, 0.0, 0.0)] * 2
+    assert (
+        rate(TokenCost(6.0, 0.0, 0.9, 5000.0), small, large)
+        == [(0.0, 64.0, 0.0, 0.0, 0.0, 0.0)] * 2
+    )
 
 
-COPIES = TokenCost(copy_weight=6.0, request_tokens=0.0, fill_limit=0.9)
+COPIES = TokenCost(copy_weight=6.0, request_tokens=0.0, fill_limit=0.9, slow_tokens=0.0)
 
 
 def copies(*candidates: Row) -> list[float]:
@@ -73,8 +76,8 @@ def test_a_second_copy_costs_more_than_its_prefill_and_a_first_one_does_not() ->
     """What nobody holds has to be computed somewhere."""
     holder = candidate("holder", uncached_tokens=16)
     other = candidate("other", uncached_tokens=160)
-    assert rate(COPIES, holder, other) == [(0, 16, 0, 0, 0), (0, 160, 6 * 144, 0, 0)]
-    assert rate(COPIES, other) == [(0, 160, 0, 0, 0)]
+    assert rate(COPIES, holder, other) == [(0, 16, 0, 0, 0, 0), (0, 160, 6 * 144, 0, 0, 0)]
+    assert rate(COPIES, other) == [(0, 160, 0, 0, 0, 0)]
 
 
 def test_a_copy_is_wasted_as_far_as_it_evicts() -> None:
@@ -110,7 +113,7 @@ def test_of_a_longer_prompt_only_the_part_in_the_making_counts_so() -> None:
 
 def test_active_requests_cost_their_tokens_each() -> None:
     busy = candidate("busy", uncached_tokens=16, active_requests=3)
-    assert rate(TokenCost(6.0, 500.0, 0.9), busy) == [(0, 16, 0, 3 * 500, 0)]
+    assert rate(TokenCost(6.0, 500.0, 0.9, 5000.0), busy) == [(0, 16, 0, 3 * 500, 0, 0)]
 
 
 def test_what_would_overfill_a_cache_costs_as_much_as_it_is() -> None:
@@ -119,7 +122,29 @@ def test_what_would_overfill_a_cache_costs_as_much_as_it_is() -> None:
         candidate("a", decode_tokens=900, new_tokens=160, capacity_tokens=capacity)
         for capacity in (1000, 2000, math.inf)
     ]
-    assert [each[-1] for each in rate(COPIES, *found)] == [160, 0, 0]
+    assert [each[4] for each in rate(COPIES, *found)] == [160, 0, 0]
+
+
+def slowness(*found: Row) -> list[float]:
+    """The last term, with 5,000 tokens for an output."""
+    return [each[-1] for each in rate(TokenCost(6.0, 500.0, 0.9, 5000.0), *found)]
+
+
+def test_on_a_slow_worker_work_and_the_own_output_cost_as_much_more_as_it_is_slower() -> None:
+    work = {"uncached_tokens": 160, "active_requests": 2, "prefill_tokens": 40}
+    slow, fast = candidate("slow", slowness=3.0, **work), candidate("fast", **work)
+    assert slowness(slow, fast) == [2 * (160 + 2 * 500 + 40 + 5000), 0.0]
+
+
+def test_a_slow_worker_is_spared_less_the_fuller_the_fleet_is() -> None:
+    """When the others have no memory left, its memory is worth more than its speed."""
+
+    def cost(active_tokens: int) -> float:
+        rest = {"uncached_tokens": 0, "capacity_tokens": 1000, "decode_tokens": active_tokens}
+        slow, fast = candidate("slow", slowness=2.0, **rest), candidate("fast", **rest)
+        return slowness(slow, fast)[0]
+
+    assert [cost(0), cost(450), cost(900), cost(1000)] == [5000, 2500, 0, 0]
 
 
 def test_load_scorers_read_the_load() -> None:
@@ -134,7 +159,7 @@ def test_load_scorers_read_the_load() -> None:
     "scorer",
     [
         BlockCost(1.0, 1.0),
-        TokenCost(6.0, 500.0, 0.9),
+        TokenCost(6.0, 500.0, 0.9, 5000.0),
         ActiveRequests(),
         ActiveTokens(),
         LastTurn(),

@@ -223,6 +223,7 @@ def test_a_decision_can_be_shown_as_json(stage: Stage) -> None:
         "copy_tokens": 0.0,
         "active_request_tokens": 0.0,
         "overfill_tokens": 0.0,
+        "slowness_tokens": 0.0,
     }
 
 
