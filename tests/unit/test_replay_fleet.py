@@ -70,10 +70,15 @@ def test_until_the_events_are_here_predictions_lead_to_the_prefix() -> None:
     assert result.best_holder_reuse == 0.0
 
 
-def test_a_slowed_worker_gets_less() -> None:
-    trace = synthetic_trace("unique", requests=300, rate=20.0, rng=Random(1))
+@pytest.mark.parametrize(("rate", "most"), [(4.0, 0.25), (20.0, 0.7)])
+def test_a_slowed_worker_is_spared_and_more_so_while_others_have_room(
+    rate: float, most: float
+) -> None:
+    """One GPU of a fleet throttles; under load it is needed all the same."""
+    trace = synthetic_trace("unique", requests=200, rate=rate, rng=Random(1))
     fleet = replace(FLEET, workers=4, slow={2: 3.0})
-    assert run(trace, fleet=fleet).shares[2] < 0.8 * 300 / 4
+    slow = run(trace, fleet=fleet).shares[2]
+    assert 0 < slow < most * 200 / 4
 
 
 def test_routers_that_share_nothing_lose_the_burst_that_one_router_keeps_together() -> None:
