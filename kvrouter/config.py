@@ -420,7 +420,9 @@ def _check_endpoint(path: str, events: RankEvents) -> None:
             )
 
 
-_PLAIN_LEAVES_OUT = ("copy_weight", "request_tokens", "fill_limit", "guard_ratio", "guard_slack")
+_PLAIN_LEAVES_OUT = (
+    *("copy_weight", "request_tokens", "fill_limit", "slow_tokens", "guard_ratio", "guard_slack"),
+)
 
 
 def _check_policy(given: dict[str, Any]) -> None:
