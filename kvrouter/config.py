@@ -281,7 +281,12 @@ class LimitConfig(_Section, frozen=True, kw_only=True):
     """A little over 64 MiB."""
     max_head_bytes: Annotated[int, Meta(ge=1024)] = 65_536
     max_headers: PositiveInt = 128
+    max_connections: PositiveInt = 16_384
+    """Of clients, open at once; further ones get 503 and are closed."""
     max_active_requests: PositiveInt = 8192
+    """Requests for engines at once; further ones get 503."""
+    max_held_bytes: PositiveInt = 1_073_741_824
+    """Of request bodies that are held at once, for retries; a body beyond that gets 503."""
     extra_paths: list[Annotated[str, Meta(pattern=r"^/")]] = []
     """More engine paths that clients may POST to."""
 

@@ -162,7 +162,6 @@ def plane(
     attempts = config.retries.max_attempts
     exchange = Exchange(fleet, engines, owners, metrics, budget, max_attempts=attempts)
     paths = PathTable(config.limits.extra_paths)
-    limit = config.limits.max_active_requests
     door = FrontDoor(
         fleet,
         exchange,
@@ -171,7 +170,8 @@ def plane(
         metrics,
         paths,
         cors=Cors(config.server.cors_origins),
-        max_active_requests=limit,
+        max_active_requests=config.limits.max_active_requests,
+        max_held_bytes=config.limits.max_held_bytes,
         send_ids=config.tokenizer.send_ids,
     )
     return Plane(door, metrics)

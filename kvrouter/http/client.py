@@ -33,6 +33,8 @@ class Client(Protocol):
     headers: Headers
     fields: Mapping[str, str]
     """The first value of each header."""
+    announced_bytes: int
+    """The length of the body as the head tells it; 0 where it does not."""
     begun: bool
     """Whether the head of a response was sent."""
 
@@ -86,6 +88,7 @@ class WireClient:
         "_silent",
         "_source",
         "_wire",
+        "announced_bytes",
         "begun",
         "ended",
         "fields",
@@ -102,6 +105,7 @@ class WireClient:
         self.target = incoming.target
         self.headers = incoming.headers
         self.fields: Mapping[str, str] = incoming.fields
+        self.announced_bytes = incoming.content_length or 0
         self.begun = False
         self.ended = False
         """Whether the response is whole."""

@@ -156,6 +156,11 @@ class ClientConnection(asyncio.Protocol):
         if self._client is None:
             self._close()
 
+    def turn_away(self, failure: RequestError) -> None:
+        """Answer this to whatever the client is going to ask, and end the connection."""
+        self._reader.failure = failure
+        self._refuse(failure)
+
     def abort(self) -> None:
         """End the connection at once."""
         if self._transport is not None:

@@ -51,6 +51,7 @@ class FrontDoor:
         *,
         cors: Cors,
         max_active_requests: int,
+        max_held_bytes: int,
         send_ids: Collection[str] = (),
     ) -> None:
         self._fleet = fleet
@@ -61,6 +62,8 @@ class FrontDoor:
         self._paths = paths
         self._cors = cors
         self._max_active = max_active_requests
+        self._max_held_bytes = max_held_bytes
+        self._held_bytes = 0
         self._send_ids = frozenset(send_ids)
         self.active_requests = 0
 
@@ -95,10 +98,25 @@ class FrontDoor:
         elif path.handling is Handling.MODELS:
             _send_json(client, self._fleet.models())
         else:
-            if self.active_requests > self._max_active:
-                message = f"more than {self._max_active} requests are active"
-                raise RequestError(Fault.OVERLOADED, message, retry_after_s=1)
-            await self._exchange.run(client, await self._job(client, path, label))
+            await self._admit(client, path, label)
+
+    async def _admit(self, client: Client, path: Path, label: str) -> None:
+        """Serve a request for an engine, if there is room for it."""
+        if self.active_requests > self._max_active:
+            message = f"more than {self._max_active} requests are active"
+            raise RequestError(Fault.OVERLOADED, message, retry_after_s=1)
+        held_bytes = client.announced_bytes
+        if self._held_bytes and self._held_bytes + held_bytes > self._max_held_bytes:
+            message = f"more than {self._max_held_bytes} bytes of requests are held"
+            raise RequestError(Fault.OVERLOADED, message, retry_after_s=1)
+        self._held_bytes += held_bytes
+        try:
+            job = await self._job(client, path, label)
+            self._held_bytes += len(job.body) - held_bytes
+            held_bytes = len(job.body)
+            await self._exchange.run(client, job)
+        finally:
+            self._held_bytes -= held_bytes
 
     def _answer_unserved(self, client: Client) -> None:
         """Answer a method and path that lead nowhere. Raises RequestError, except to OPTIONS."""

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import socket
+import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -10,7 +11,7 @@ from kvrouter.config import Config
 from kvrouter.http.connection import ClientConnection, ConnectionSettings, Handler
 from kvrouter.http.request_reader import ReadLimits
 from kvrouter.http.sockets import BACKLOG, opened, port_of
-from kvrouter.openai.errors import Fault
+from kvrouter.openai.errors import Fault, RequestError
 from kvrouter.tls import ServerTls
 
 Refused = Callable[[Fault], None]
@@ -21,12 +22,22 @@ log = logging.getLogger(__name__)
 class Connections:
     """The open connections of clients."""
 
-    def __init__(self, handle: Handler, refused: Refused, settings: ConnectionSettings) -> None:
+    def __init__(
+        self,
+        handle: Handler,
+        refused: Refused,
+        settings: ConnectionSettings,
+        *,
+        max_connections: int = sys.maxsize,
+    ) -> None:
         self.refused = refused
+        self._max_connections = max_connections
         self._handle = handle
         self._settings = settings
         self._draining = False
         self._open: set[ClientConnection] = set()
+        self._surplus: set[ClientConnection] = set()
+        """Those that were turned away, and take their leave."""
         self._gone = asyncio.Event()
 
     def new(self) -> ClientConnection:
@@ -38,10 +49,15 @@ class Connections:
         self._open.add(connection)
         if self._draining:
             connection.shut_down()
+        elif len(self._open) - len(self._surplus) > self._max_connections:
+            self._surplus.add(connection)
+            message = f"more than {self._max_connections} connections are open"
+            connection.turn_away(RequestError(Fault.OVERLOADED, message, retry_after_s=1))
 
     def closed(self, connection: ClientConnection) -> None:
         """It is gone."""
         self._open.discard(connection)
+        self._surplus.discard(connection)
         self._gone.set()
 
     async def drain(self, patience_s: float) -> None:
@@ -81,7 +97,8 @@ async def listening(
     why something could not be read as a request. On leaving, no connection is accepted any more
     and running requests get `shutdown_s` to finish. Raises OSError when an address cannot be bound.
     """
-    connections = Connections(handle, refused, _settings(config))
+    limit = config.limits.max_connections
+    connections = Connections(handle, refused, _settings(config), max_connections=limit)
     async with AsyncExitStack() as exits:
         exits.push_async_callback(_drained, connections, config.timeouts.shutdown_s)
         listeners = inherited or exits.enter_context(opened(config.server))

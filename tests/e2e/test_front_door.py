@@ -442,6 +442,23 @@ async def test_more_active_requests_than_allowed_are_refused_and_counted_down_ag
         assert (await running.chat("there is room again")).status == 200
 
 
+async def test_bodies_beyond_what_may_be_held_are_refused_until_others_are_done() -> None:
+    """Hundreds of megabytes of images must cost clients a pause and not the router its memory."""
+    async with stack(engine_settings(), limits={"max_held_bytes": 2000}) as running:
+        faults = running.engines[0].faults
+        faults.hang_before_first_byte = True
+        held = asyncio.create_task(running.chat("a" * 3000))  # one always passes
+        await until(lambda: running.engines[0].active == 1)
+        response = await running.chat("hello")
+        assert response.status == 503
+        assert response.headers["Retry-After"] == "1"
+        assert "held" in (await response.json())["error"]["message"]
+        held.cancel()
+        await until(lambda: running.router.door.active_requests == 0)
+        faults.hang_before_first_byte = False
+        assert (await running.chat("there is room again")).status == 200
+
+
 async def test_512_streams_to_one_worker_all_run() -> None:
     """F3."""
     settings = engine_settings(core=CoreSettings(num_blocks=8193, max_num_seqs=600))

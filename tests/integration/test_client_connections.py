@@ -411,3 +411,30 @@ async def test_a_response_that_has_begun_before_the_stop_ends_its_connection() -
         await busy.reader.readuntil(b"do")
         asyncio.get_running_loop().call_later(0.1, go.set)
     assert await busy.ended() == b"ne"
+
+
+async def test_more_connections_than_allowed_are_turned_away_until_others_leave() -> None:
+    """Clients that open connections without end must not take the descriptors of all."""
+    seen: list[Fault] = []
+    async with served(echo, refused=seen, limits={"max_connections": 2}) as connect:
+        kept = [await connect() for _ in range(2)]
+        for client in kept:
+            await client.send(GET % b"1")
+            assert (await client.response())[0] == 200
+        surplus = await connect()
+        await surplus.send(GET % b"2")
+        status, headers, body = await surplus.response()
+        assert (status, headers["retry-after"], headers["connection"]) == (503, "1", "close")
+        assert b"overloaded" in body
+        assert seen == [Fault.OVERLOADED]
+        kept[0].writer.close()
+        surplus.writer.close()
+
+        async def has_room() -> bool:
+            client = await connect()
+            await client.send(GET % b"3")
+            return (await client.response())[0] == 200
+
+        await until(has_room)
+        await kept[1].send(GET % b"4")
+        assert (await kept[1].response())[0] == 200
