@@ -73,15 +73,15 @@ class HandingOver:
         number = 0
         if pool is not None and position is not None:
             chunks = dump(pool.index, ranks=[rank])
-            began = time.perf_counter()
+            began = time.thread_time()
             # The head and the first blocks in one go: what they are of is the position.
             together = [next(chunks), next(chunks)]
             for chunk in itertools.chain(together, chunks):
                 self._send_part(take, number, chunk, position if not number else None)
                 number += 1
                 if number >= len(together):
-                    await asyncio.sleep((time.perf_counter() - began) * (1 / SHARE - 1))
-                    began = time.perf_counter()
+                    await asyncio.sleep((time.thread_time() - began) * (1 / SHARE - 1))
+                    began = time.thread_time()
             self.given += 1
         self._send_part(take, number, b"")
 

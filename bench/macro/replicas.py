@@ -1,6 +1,6 @@
 """Several routers before one fleet: what users see beside one router, with and without sharing.
 
-    python bench/macro/replicas.py [--kinds agents rag chat] [--seeds 4] [--sync-ms 1]
+    python bench/macro/replicas.py [--kinds agents rag code] [--seeds 4] [--sync-ms 1]
 
 In virtual time, with the router's own scheduler, load accounting and replica protocol. First the
 capacity is measured: how fast one router's fleet gets through the work when all of it is there at
@@ -31,22 +31,26 @@ from kvrouter.sim.settings import CoreSettings
 WORKERS = 8
 LOAD = 0.8
 BLOCK_SIZE = 64
-BLOCKS = 8192
-CORE = CoreSettings(
-    num_blocks=BLOCKS + 1,
-    block_size=BLOCK_SIZE,
-    max_num_seqs=256,
-    max_batched_tokens=8192,
-    max_model_len=BLOCKS * BLOCK_SIZE,
-    reserve_prompt=False,
-)
-ONE = FleetSettings(workers=WORKERS, core=CORE)
+TRACE_RATE = 100.0
 AT_ONCE = 1e4
 
 
-def trace_of(kind: str, requests: int, rate: float, seed: int) -> Trace:
-    """The work of one run."""
-    return synthetic_trace(kind, requests=requests, rate=rate, rng=random.Random(seed))
+def one_router(blocks: int) -> FleetSettings:
+    """The fleet behind one router; each engine's cache has so many blocks."""
+    core = CoreSettings(
+        num_blocks=blocks + 1,
+        block_size=BLOCK_SIZE,
+        max_num_seqs=256,
+        max_batched_tokens=8192,
+        max_model_len=blocks * BLOCK_SIZE,
+        reserve_prompt=False,
+    )
+    return FleetSettings(workers=WORKERS, core=core)
+
+
+def trace_of(kind: str, requests: int, seed: int) -> Trace:
+    """The work of one run; how fast it comes is the fleet's `speed`."""
+    return synthetic_trace(kind, requests=requests, rate=TRACE_RATE, rng=random.Random(seed))
 
 
 def run(trace: Trace, fleet: FleetSettings) -> Result:
@@ -54,22 +58,23 @@ def run(trace: Trace, fleet: FleetSettings) -> Result:
     return replay(trace, build_policy(PolicyConfig()), fleet)
 
 
-def capacity(kind: str, requests: int) -> float:
+def capacity(kind: str, requests: int, one: FleetSettings) -> float:
     """Requests per second."""
-    trace = trace_of(kind, requests, 100.0, 0)
-    return requests / run(trace, replace(ONE, speed=AT_ONCE)).span_s
+    return requests / run(trace_of(kind, requests, 0), replace(one, speed=AT_ONCE)).span_s
 
 
 def compare(kind: str, options: argparse.Namespace) -> dict[str, object]:
     """One router, several that share, several that do not."""
-    rate = LOAD * capacity(kind, options.requests)
-    several = replace(ONE, routers=options.routers, sync_s=options.sync_ms / 1000)
-    fleets = {"one": ONE, "sharing": several, "alone": replace(several, sync_s=None)}
+    one = one_router(options.blocks)
+    rate = LOAD * capacity(kind, options.requests, one)
+    several = replace(one, routers=options.routers, sync_s=options.sync_ms / 1000)
+    fleets = {"one": one, "sharing": several, "alone": replace(several, sync_s=None)}
     results: dict[str, list[Result]] = {name: [] for name in fleets}
     for seed in range(1, options.seeds + 1):
-        trace = trace_of(kind, options.requests, rate, seed)
+        trace = trace_of(kind, options.requests, seed)
+        speed = rate * trace.requests[-1].at_s / len(trace)
         for name, fleet in fleets.items():
-            results[name].append(run(trace, replace(fleet, seed=seed)))
+            results[name].append(run(trace, replace(fleet, seed=seed, speed=speed)))
             sys.stderr.write(f"{kind} {seed} {name} {results[name][-1].ttft_ms}\n")
     figures = {name: _figures(found, results["one"]) for name, found in results.items()}
     return {"rate": round(rate, 1), **figures}
@@ -92,8 +97,9 @@ def _figures(found: list[Result], one: list[Result]) -> dict[str, float]:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--kinds", nargs="+", default=["agents", "rag", "chat"])
+    parser.add_argument("--kinds", nargs="+", default=["agents", "rag", "code"])
     parser.add_argument("--routers", type=int, default=3)
+    parser.add_argument("--blocks", type=int, default=8192, help="of 64 tokens, in each cache")
     parser.add_argument("--requests", type=int, default=1500)
     parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--sync-ms", type=float, default=1.0)

@@ -50,11 +50,15 @@ async def traffic(made: Group, count: int) -> None:
 
 
 @pytest.mark.parametrize("busy", [pytest.param(False, marks=pytest.mark.slow), True])
-async def test_a_new_router_knows_what_an_old_one_does(local: dict[str, Any], busy: bool) -> None:
+async def test_a_new_router_knows_what_an_old_one_does(
+    local: dict[str, Any], busy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The engines have no replay: nobody else can tell what they stored before it came."""
+    monkeypatch.setattr("kvrouter.warm_start.COMPANY_S", 0.0)
     async with group(engines=2, routers=1, settings=WITHOUT_REPLAY, **local) as made:
         (old,) = made.routers
         await until(lambda: hears(old))
+        monkeypatch.undo()
         await traffic(made, 20)
         await until(lambda: blocks(old) > 100)
         asking = asyncio.create_task(traffic(made, 60 if busy else 0))
