@@ -54,19 +54,19 @@ def _check_shape(tree: Tree, nodes: list[Node]) -> None:
             _require(child.parent is node, f"{child!r} does not hang on its parent")
             _require(child.first == key, f"{child!r} hangs under a key that is not its first block")
     for node in nodes:
-        _check_node(node, tree.label_bytes)
+        _check_node(tree, node)
 
 
-def _check_node(node: Node, label_bytes: int) -> None:
-    _require(0 < len(node.label) <= label_bytes, f"{node!r} has a bad length")
+def _check_node(tree: Tree, node: Node) -> None:
+    _require(0 < len(node.label) <= tree.label_bytes, f"{node!r} has a bad length")
     _require(len(node.label) % HASH_BYTES == 0, f"{node!r} has a part of a hash")
     above = node.above
     _require(node.start == above.start + above.blocks, f"{node!r} starts at {node.start}")
-    partial = node.partial or {}
-    some = sum(holder.bit for holder in partial)
-    _require(node.some == some, f"{node!r} has mask some {node.some:b}, should be {some:b}")
-    _require(node.full & some == 0, f"{node!r} has holders both in full and in part")
-    _require(node.partial != {}, f"{node!r} has an empty map")
+    partial = list(tree.holders_of(node.some))
+    ranks = {holder.rank for holder in partial}
+    _require(ranks == set(node.ends or ()), f"{node!r} has ends of others than its mask says")
+    _require(node.full & node.some == 0, f"{node!r} has holders both in full and in part")
+    _require(node.ends != {}, f"{node!r} has an empty map")
     if not node.children and not node.full:
         reach = max((holder.runs[node].end for holder in partial), default=0)
         _require(reach == node.start + node.blocks, f"nobody knows the end of {node!r}")
@@ -77,10 +77,9 @@ def _check_runs(holdings: Holdings) -> None:
     for node, run in holdings.runs.items():
         _require(run.start <= node.start < run.end, f"a run does not reach {node!r}")
         leading = min(run.leading(node.start - run.start), node.blocks)
-        counted = node.blocks if node.full & holdings.bit else (node.partial or {})[holdings]
-        _require(
-            counted == leading, f"{node!r} has {counted} for {holdings.rank}, should be {leading}"
-        )
+        end = node.start + leading
+        counted = _end(node, holdings)
+        _require(counted == end, f"{node!r} ends at {counted} for {holdings.rank}, should at {end}")
         if run not in tails or tails[run].start < node.start:
             tails[run] = node
     for run, tail in tails.items():
@@ -93,6 +92,13 @@ def _check_runs(holdings: Holdings) -> None:
         while node.start > run.start:
             node = node.above
             _require(holdings.runs.get(node) is run, f"a run skips {node!r}")
+
+
+def _end(node: Node, holdings: Holdings) -> int:
+    """The depth behind the leading blocks that a node says its holder has."""
+    if node.full & holdings.bit:
+        return node.start + node.blocks
+    return (node.ends or {})[holdings.rank].gpu
 
 
 def _check_holdings(holdings: Holdings) -> None:

@@ -7,7 +7,7 @@ from events import Tier, WorkerRank
 from indexer.groups import Window, usable_blocks
 from indexer.hashing import HASH_BYTES
 from indexer.holdings import Group, Holdings
-from indexer.model import Overlap
+from indexer.model import OVERLAPS, Overlap
 from indexer.tree import Node, common
 
 _LEVELS = ((Tier.GPU,), (Tier.GPU, Tier.CPU), (Tier.GPU, Tier.CPU, Tier.DISK))
@@ -37,17 +37,6 @@ def steps(root: Node, hashes: bytes) -> list[Step]:
     return path
 
 
-class _Overlaps(dict[int, Overlap]):
-    """The overlap of so many GPU blocks; each is made once."""
-
-    def __missing__(self, blocks: int) -> Overlap:
-        made = self[blocks] = Overlap(blocks)
-        return made
-
-
-_overlaps = _Overlaps()
-
-
 def gpu_overlaps(
     root: Node, hashes: bytes, alive: int, ranks_of: Callable[[int], dict[WorkerRank, None]]
 ) -> dict[WorkerRank, Overlap]:
@@ -67,10 +56,10 @@ def gpu_overlaps(
         if going_on != alive:
             ended = alive ^ going_on
             if ended & node.some:
-                _end_within(found, node, ended, at, size)
+                found.update(_ends(node, ended, at, size, ranks_of))
                 ended &= ~node.some
             if ended and at:
-                found.update(dict.fromkeys(ranks_of(ended), _overlaps[at // HASH_BYTES]))
+                found.update(dict.fromkeys(ranks_of(ended), OVERLAPS[at // HASH_BYTES]))
             alive = going_on
             if not alive:
                 return found
@@ -80,23 +69,30 @@ def gpu_overlaps(
         children = node.children
     if not at:
         return found
-    rest = dict.fromkeys(ranks_of(alive), _overlaps[at // HASH_BYTES])
+    rest = dict.fromkeys(ranks_of(alive), OVERLAPS[at // HASH_BYTES])
     if not found:
         return rest
     found.update(rest)
     return found
 
 
-def _end_within(
-    found: dict[WorkerRank, Overlap], node: Node, ended: int, at: int, size: int
-) -> None:
-    """Enter the holders that don't have all of a node; the prompt goes `size` bytes into it."""
-    start, most = at // HASH_BYTES, size // HASH_BYTES
-    for holder, leading in (node.partial or {}).items():
-        if ended & holder.bit:
-            blocks = start + min(leading, most)
-            if blocks:
-                found[holder.rank] = _overlaps[blocks]
+def _ends(
+    node: Node, ended: int, at: int, size: int, ranks_of: Callable[[int], dict[WorkerRank, None]]
+) -> dict[WorkerRank, Overlap]:
+    """Where those of the mask end that have a part of a node.
+
+    The prompt comes to it at byte `at` of its hashes and goes `size` bytes into it.
+    """
+    ends = node.ends or {}
+    if size < len(node.label):
+        most = OVERLAPS[(at + size) // HASH_BYTES]
+        ends = {rank: end if end.gpu < most.gpu else most for rank, end in ends.items()}
+    if others := node.some & ~ended:
+        gone = ranks_of(others)
+        ends = {rank: end for rank, end in ends.items() if rank not in gone}
+    if not at:
+        ends = {rank: end for rank, end in ends.items() if end.gpu}
+    return ends
 
 
 def overlap(path: list[Step], holdings: Holdings) -> Overlap:

@@ -27,6 +27,16 @@ class Overlap(NamedTuple):
         return self.gpu + self.cpu + self.disk
 
 
+class _Overlaps(dict[int, Overlap]):
+    def __missing__(self, blocks: int) -> Overlap:
+        made = self[blocks] = Overlap(blocks)
+        return made
+
+
+OVERLAPS = _Overlaps()
+"""The overlap of so many GPU blocks; each is made once. As many as the deepest path has blocks."""
+
+
 class IgnoreCause(StrEnum):
     """Why blocks of a readable event say nothing to the index."""
 

@@ -5,9 +5,9 @@ their hashes, so that matching a whole run is one comparison of bytes. All names
 with an empty label: the first hash of a path already differs between them.
 
 A node knows its holders (worker ranks) in two forms that answer a match at once: `full` is a bit
-mask of those with every block of the label; `partial` has all others, each with how many leading
-blocks it has there. So a match costs a step per node and one per holder that ends, whatever the
-number of blocks. Which tier a block is on is the holder's business.
+mask of those with every block of the label; `ends` has all others, each with the overlap of a
+prompt that goes on behind it. So a match costs a step per node and takes over the ends as they are,
+whatever the number of blocks. Which tier a block is on is the holder's business.
 
 A holder's names for its blocks are in its `Run`s, one for each node that it has blocks in. A run
 goes on through several nodes, so a cut only enters the holders in the new node.
@@ -23,12 +23,13 @@ Nodes know their parent: cycles, but ones that are cut when a node leaves the tr
 is left to the garbage collector.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import compress
 from typing import NamedTuple, Protocol, TypeVar, cast
 
 from events import WorkerRank
 from indexer.hashing import HASH_BYTES
+from indexer.model import OVERLAPS, Overlap
 from indexer.run import Run
 
 T = TypeVar("T")
@@ -51,10 +52,10 @@ _NO_CHILDREN: "dict[bytes, Node]" = {}  # what leaves share; never written to
 class Node:
     """A run of blocks, its holders, and the branches behind its last block.
 
-    `start` is the depth of the first block; `some` is the mask of the holders in `partial`.
+    `start` is the depth of the first block; `some` is the mask of the holders in `ends`.
     """
 
-    __slots__ = ("children", "full", "label", "parent", "partial", "some", "start")
+    __slots__ = ("children", "ends", "full", "label", "parent", "some", "start")
 
     def __init__(self, label: bytes, parent: "Node | None", start: int) -> None:
         self.label = label
@@ -63,7 +64,7 @@ class Node:
         self.children = _NO_CHILDREN
         self.full = 0
         self.some = 0
-        self.partial: dict[Holder, int] | None = None
+        self.ends: dict[WorkerRank, Overlap] | None = None
 
     @property
     def above(self) -> "Node":
@@ -96,19 +97,19 @@ class Node:
             return
         self.full &= ~holder.bit
         self.some |= holder.bit
-        if self.partial is None:
-            self.partial = {}
-        self.partial[holder] = leading
+        if self.ends is None:
+            self.ends = {}
+        self.ends[holder.rank] = OVERLAPS[self.start + leading]
 
     def forget(self, holder: Holder) -> None:
         """The holder has nothing here."""
         if self.full & holder.bit:
             self.full ^= holder.bit
-        elif self.some & holder.bit and self.partial is not None:
+        elif self.some & holder.bit and self.ends is not None:
             self.some ^= holder.bit
-            del self.partial[holder]
-            if not self.partial:
-                self.partial = None
+            del self.ends[holder.rank]
+            if not self.ends:
+                self.ends = None
 
     def __repr__(self) -> str:
         holders = (self.full | self.some).bit_count()
@@ -232,7 +233,7 @@ class Tree:
         upper.full = node.full
         for holder in self.holders_of(node.full):
             holder.runs[upper] = holder.runs[node]
-        for holder in list(node.partial or ()):
+        for holder in self.holders_of(node.some):
             run = holder.runs[upper] = holder.runs[node]
             upper.show(holder, run)
             if run.end > node.start:
@@ -281,8 +282,8 @@ class Tree:
         while not node.children and node.parent is not None:
             if node.full:
                 return
-            if node.partial:
-                self._shorten(node, node.partial)
+            if node.some:
+                self._shorten(node)
                 return
             node = self._detach(node)
         if join and len(node.children) == 1 and node.parent is not None:
@@ -290,9 +291,9 @@ class Tree:
             if self._can_join(node, child):
                 self._join(node, child)
 
-    def _shorten(self, leaf: Node, partial: Iterable[Holder]) -> None:
+    def _shorten(self, leaf: Node) -> None:
         """Cut off what is behind the last block that somebody has."""
-        runs = {holder: holder.runs[leaf] for holder in partial}
+        runs = {holder: holder.runs[leaf] for holder in self.holders_of(leaf.some)}
         reach = max(run.end for run in runs.values()) - leaf.start
         if reach < leaf.blocks:
             self.blocks -= leaf.blocks - reach

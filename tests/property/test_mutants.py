@@ -78,7 +78,10 @@ MUTANTS = {
         lookup, "gpu_overlaps", "ended &= ~node.some", "pass"
     ),
     "a prompt that ends within a node counts to the end of its holders": Mutant(
-        lookup, "_end_within", "min(leading, most)", "leading"
+        lookup, "_ends", "end if end.gpu < most.gpu else most", "end"
+    ),
+    "who has ended before a node ends in it": Mutant(
+        lookup, "_ends", "others := node.some & ~ended", "others := 0"
     ),
     "a salt does not matter": Mutant(origin, "origin", "salt=salt", "salt=None"),
 }
