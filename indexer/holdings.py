@@ -26,6 +26,8 @@ from indexer.hashing import HASH_BYTES, block_packer, chain
 from indexer.run import Run
 from indexer.tree import Node, Span, Tree
 
+_GPU = Tier.GPU  # to look a member up in its enum is a call, in Python 3.11
+
 RUN_BYTES = 512 * HASH_BYTES
 """Names after which a run does not go on into another node: adding to it copies them."""
 
@@ -215,17 +217,19 @@ class Holdings:
         Decoding does this and nothing else, a block at a time. Returns the blocks' hashes; nothing,
         and nothing is done, where the case is another one.
         """
-        parent = event.parent
-        if type(parent) is not int or parent not in self.where:
+        parent, names, size = event.parent, event.block_hashes, event.block_size
+        if type(parent) is not int:
             return b""
-        run = self.where[parent]
-        node, names, size = run.node, event.block_hashes, event.block_size
+        run = self.where.get(parent)
+        if run is None:
+            return b""
+        node = run.node
         if (
             node.full != self.bit
             or node.children
             or size != self.block_size
             or event.group != self.main_group
-            or event.tier is not Tier.GPU
+            or event.tier is not _GPU
             or self.main_of
             or len(names) * HASH_BYTES > self.tree.label_bytes - len(node.label)
             or (event.extra_keys is not None and any(event.extra_keys))
@@ -234,7 +238,9 @@ class Holdings:
         ):
             return b""
         if len(names) == 1:
-            name = to_name(names[0])
+            name = names[0]
+            if type(name) is not int:
+                name = to_name(name)
             if name in self.where:
                 return b""
             behind = node.label[-HASH_BYTES:]
@@ -255,7 +261,7 @@ class Holdings:
 
     def store(self, span: Span, names: Sequence[int], tier: Tier) -> None:
         """Count one more copy of the blocks at `span`, which these are the names of."""
-        if tier is Tier.GPU and self._store_new(span, names):
+        if tier is _GPU and self._store_new(span, names):
             return
         for position, name in enumerate(names, span.start):
             self._take_place(name, span.node, position)
@@ -282,7 +288,9 @@ class Holdings:
         at = node.start + span.start - run.start
         if run.known(at, span.blocks) or len(fresh) < span.blocks:
             return False
-        if not (self.where.keys().isdisjoint(fresh) and self.main_of.keys().isdisjoint(fresh)):
+        if not self.where.keys().isdisjoint(fresh):
+            return False
+        if self.main_of and not self.main_of.keys().isdisjoint(fresh):
             return False
         self._write(run, node, at, struct.pack(f">{span.blocks}Q", *names))
         self.where.update(fresh)

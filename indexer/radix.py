@@ -35,6 +35,8 @@ BLOCKS_PER_GPU_BLOCK = 64
 
 _REMEMBERED_MASKS = 1024
 
+_GPU = Tier.GPU  # to look a member up in its enum is a call, in Python 3.11
+
 # Measured: a name, its place in a map and its bytes in a run; a hash; a node with its first holder.
 _BYTES_A_BLOCK, _BYTES_A_TREE_BLOCK, _BYTES_A_NODE = 80, 8, 350
 
@@ -72,7 +74,7 @@ class RadixIndex:
         has_room = self._has_room(holdings)
         for event in batch.events:
             if type(event) is BlocksRemoved:
-                if event.tier is Tier.GPU and event.group == holdings.main_group:
+                if event.tier is _GPU and event.group == holdings.main_group:
                     evicted += event.block_hashes
                 else:
                     _remove(holdings, event, applied)
@@ -113,7 +115,7 @@ class RadixIndex:
             return
         if _is_beside_main(holdings, event):
             _store_beside_main(holdings, event, names, applied)
-        elif event.tier is not Tier.GPU and (
+        elif event.tier is not _GPU and (
             not (event.token_ids or event.hashes) or all(map(holdings.knows, names))
         ):
             _store_known(holdings, event.tier, names, applied)
@@ -135,7 +137,7 @@ class RadixIndex:
             holdings.adopt_block_size(event.block_size)
             self.layout += 1
             applied.adopted_block_size = event.block_size
-        if event.tier is Tier.GPU:
+        if event.tier is _GPU:
             holdings.main_group = event.group
         behind = self._behind(holdings, event)
         if behind is None:
@@ -149,7 +151,7 @@ class RadixIndex:
             holdings.store(span, names[at : at + span.blocks], event.tier)
             at += span.blocks
         applied.stored_blocks += at
-        if event.tier is Tier.GPU:
+        if event.tier is _GPU:
             stored.append(hashes)
 
     def _behind(self, holdings: Holdings, event: BlocksStored) -> tuple[Node, int, bytes] | None:
@@ -319,7 +321,7 @@ def _is_beside_main(holdings: Holdings, event: BlocksStored) -> bool:
     if event.group_kind is not GroupKind.FULL:
         return True
     # Offloading tiers need not number their groups.
-    return holdings.main_group is not None and event.tier is Tier.GPU
+    return holdings.main_group is not None and event.tier is _GPU
 
 
 def _store_beside_main(
@@ -361,7 +363,7 @@ def _unusable(holdings: Holdings, event: BlocksStored) -> IgnoreCause | None:
     if not pairs_up(event):
         holdings.unpaired = True
         return IgnoreCause.UNPAIRED
-    if event.tier is not Tier.GPU and event.block_size != holdings.block_size:
+    if event.tier is not _GPU and event.block_size != holdings.block_size:
         return IgnoreCause.OTHER_BLOCK_SIZE
     return None
 
