@@ -234,7 +234,7 @@ class Holdings:
             or len(names) * HASH_BYTES > self.tree.label_bytes - len(node.label)
             or (event.extra_keys is not None and any(event.extra_keys))
             or not run.names.endswith(parent.to_bytes(HASH_BYTES, "big"))
-            or not pairs_up(event)
+            or ((event.hashes or len(event.token_ids) != size * len(names)) and not pairs_up(event))
         ):
             return b""
         if len(names) == 1:
@@ -373,7 +373,7 @@ class Holdings:
         removed = at = 0
         reverse = struct.pack(f">{len(names)}Q", *reversed(names))
         while at < len(names):
-            count = self._evict_tail(names, at, reverse[: len(reverse) - at * HASH_BYTES])
+            count = self._evict_tail(names, at, reverse)
             if count:
                 removed += count
                 at += count
@@ -385,15 +385,18 @@ class Holdings:
     def _evict_tail(self, names: list[int], at: int, reverse: bytes) -> int:
         """Evict from `at` on what one run ends in; how many names, 0 if it is no plain case.
 
-        `reverse` ends in the bytes of these names, the first one last.
+        `reverse` has the bytes of all names, the first one last.
         """
         run = self.where.get(names[at])
         if run is None or run.missing or self.main_of or self.lower:
             return 0
         held = run.names
-        size = min(len(reverse), len(held))
-        if not held.endswith(reverse[-size:]):
-            size = _common_end(reverse, held, size)
+        size = HASH_BYTES
+        if len(held) > size:  # else there is only this name
+            rest = reverse[: len(reverse) - at * HASH_BYTES]
+            size = min(len(rest), len(held))
+            if not held.endswith(rest[-size:]):
+                size = _common_end(rest, held, size)
         count = size // HASH_BYTES
         gone = names[at : at + count]
         if not count or (self.copies and not self.copies.keys().isdisjoint(gone)):

@@ -70,6 +70,7 @@ class RadixIndex:
         holdings = self._of(rank)
         applied = Applied()
         stored: list[bytes] = []
+        lengthened = 0
         evicted: list[EngineHash] = []  # by the events just before: engines name one block in each
         has_room = self._has_room(holdings)
         for event in batch.events:
@@ -86,7 +87,7 @@ class RadixIndex:
                 if not has_room:
                     applied.ignore(IgnoreCause.OVER_BUDGET, len(event.block_hashes))
                 elif hashes := holdings.lengthen(event):
-                    applied.stored_blocks += len(hashes) // HASH_BYTES
+                    lengthened += len(hashes)
                     stored.append(hashes)
                 else:
                     self._store(holdings, event, applied, stored)
@@ -96,6 +97,7 @@ class RadixIndex:
         if evicted:
             _evict(holdings, evicted, applied)
         applied.stored = b"".join(stored)
+        applied.stored_blocks += lengthened // HASH_BYTES
         applied.resync = _doubt(holdings)
         self._settle(holdings)
         return applied
