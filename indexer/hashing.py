@@ -19,7 +19,7 @@ Anything that changes a hash changes `RULE_VERSION`: stored hashes of another ve
 import struct
 import sys
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from xxhash import xxh3_64_digest
 
@@ -30,6 +30,7 @@ TOKEN_BYTES = 4
 _PLAIN_ROOT = bytes(HASH_BYTES)
 _SEED_EXTRA = 1
 _SEED_ROOT = 2
+_IS_AS_IT_STANDS = sys.byteorder == "little" and array("I").itemsize == TOKEN_BYTES
 
 
 def namespace(
@@ -85,11 +86,6 @@ def chain(
     return b"".join([previous := xxh3_64_digest(previous + block) for (block,) in blocks])
 
 
-def block_packer(block_size: int) -> Callable[..., bytes]:
-    """What makes one block's token ids, given one by one, into the bytes that its hash covers."""
-    return struct.Struct(f"<{block_size}I").pack
-
-
 def _chain_with_extras(
     previous: bytes, blocks: Iterator[tuple[bytes]], extras: Sequence[bytes]
 ) -> bytes:
@@ -105,15 +101,14 @@ def _chain_with_extras(
 def _blocks(token_ids: "Sequence[int] | array[int]", block_size: int) -> Iterator[tuple[bytes]]:
     """The token bytes of each full block."""
     width = block_size * TOKEN_BYTES
-    data = _token_bytes(token_ids)
+    data = token_bytes(token_ids)
     usable = len(data) - len(data) % width
     return struct.iter_unpack(f"{width}s", data[:usable])
 
 
-def _token_bytes(token_ids: "Sequence[int] | array[int]") -> bytes:
-    packed = token_ids
-    if not isinstance(packed, array) or packed.typecode != "I":
-        packed = array("I", token_ids)
-    if sys.byteorder == "big" or packed.itemsize != TOKEN_BYTES:
-        return struct.pack(f"<{len(packed)}I", *packed)
-    return packed.tobytes()
+def token_bytes(token_ids: "Sequence[int] | array[int]") -> bytes:
+    """Token ids as a hash covers them. Raises OverflowError if one is no uint32."""
+    packed = token_ids if type(token_ids) is array else array("I", token_ids)
+    if _IS_AS_IT_STANDS and packed.typecode == "I":
+        return packed.tobytes()
+    return b"".join([token.to_bytes(TOKEN_BYTES, "little") for token in packed])

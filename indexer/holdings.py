@@ -22,7 +22,7 @@ from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
 from events import BlocksStored, EngineHash, Tier, WorkerRank
 from indexer.groups import window_blocks
-from indexer.hashing import HASH_BYTES, block_packer, chain
+from indexer.hashing import HASH_BYTES, chain, token_bytes
 from indexer.run import Run
 from indexer.tree import Node, Span, Tree
 
@@ -107,7 +107,6 @@ class Holdings:
         "opaque",
         "orphan_limit",
         "orphaned_events",
-        "pack_block",
         "rank",
         "runs",
         "tree",
@@ -121,7 +120,6 @@ class Holdings:
         self.tree = tree
         self.runs: dict[Node, Run] = {}
         self.block_size: int | None = None
-        self.pack_block = block_packer(0)
         self.capacity: int | None = None
         self.counted = 0  # of `blocks`, in the index's total
         self.orphan_limit = ORPHANS_BEFORE_RESYNC
@@ -161,12 +159,7 @@ class Holdings:
             self.gpu_copies = sum(
                 sum(group.counts.get(Tier.GPU, {}).values()) for group in groups.values()
             )
-        self.set_block_size(block_size)
-
-    def set_block_size(self, block_size: int) -> None:
-        """The block size of all that is held and comes, in tokens."""
         self.block_size = block_size
-        self.pack_block = block_packer(block_size)
 
     # What is known
 
@@ -244,7 +237,7 @@ class Holdings:
             if name in self.where:
                 return b""
             behind = node.label[-HASH_BYTES:]
-            hashes = event.hashes or xxh3_64_digest(behind + self.pack_block(*event.token_ids))
+            hashes = event.hashes or xxh3_64_digest(behind + token_bytes(event.token_ids))
             self.where[name] = run
             run.names += name.to_bytes(HASH_BYTES, "big")
         else:

@@ -317,8 +317,7 @@ class _Loading:
         holdings = self._holdings
         holdings.main_group, holdings.groups = rest.main_group, groups
         holdings.opaque, holdings.unpaired = set(rest.opaque), rest.unpaired
-        if rest.block_size is not None:
-            holdings.set_block_size(rest.block_size)
+        holdings.block_size = rest.block_size
         holdings.restore_counts(rest.copies, rest.aliases, rest.lower)
 
 

@@ -11,6 +11,7 @@ slower, but one bad event never costs its neighbours.
 Fields that say nothing about residency (`locality`, `ownership`, `session_id`, ...) are ignored.
 """
 
+from array import array
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Annotated, Any, Literal, TypeAlias
@@ -39,14 +40,13 @@ class MalformedBatch(ValueError):  # noqa: N818  the public name says what it is
 
 _Unsigned: TypeAlias = Annotated[int, Meta(ge=0)]
 _Hash: TypeAlias = _Unsigned | bytes
-_Token: TypeAlias = Annotated[int, Meta(ge=0, lt=2**32)]
 _ExtraKeys: TypeAlias = list[list[Any] | None]
 
 
 class _StoredFields(Struct, gc=False):
     block_hashes: list[_Hash]
     parent_block_hash: _Hash | None
-    token_ids: list[_Token]
+    token_ids: list[int]  # bounds are checked by what takes them out of here, at less cost
     block_size: _Unsigned
     lora_id: int | None = None
     medium: str | None = None
@@ -249,10 +249,14 @@ def _removed(wire: Any) -> BlocksRemoved:
 def _stored(wire: Any) -> BlocksStored:
     window = wire.kv_cache_spec_sliding_window
     tier, group, kind = _cache_of(wire.medium, wire.group_idx, wire.kv_cache_spec_kind, window)
+    try:
+        token_ids = array("I", wire.token_ids)
+    except OverflowError as error:
+        raise _UnusableEventError(SkipCause.BAD_FIELD) from error
     return BlocksStored(
         block_hashes=wire.block_hashes,
         parent=wire.parent_block_hash,
-        token_ids=wire.token_ids,
+        token_ids=token_ids,
         block_size=wire.block_size,
         tier=tier,
         lora_name=wire.lora_name if wire.lora_id is None else _lora_name(wire),
@@ -358,7 +362,7 @@ def _wire_fields(event: Event, lora_ids: Mapping[str, int]) -> dict[str, Any]:
         "type": "BlockStored",
         "block_hashes": event.block_hashes,
         "parent_block_hash": event.parent,
-        "token_ids": event.token_ids,
+        "token_ids": list(event.token_ids),
         "block_size": event.block_size,
         "lora_id": lora_ids.get(event.lora_name) if event.lora_name is not None else None,
         "medium": _MEDIA[event.tier],

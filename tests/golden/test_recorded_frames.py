@@ -1,5 +1,6 @@
 """Frames of a real vLLM 0.32 (and their re-encodings in older shapes) through the codec."""
 
+from array import array
 from typing import Any
 
 import pytest
@@ -96,7 +97,7 @@ def test_a_stored_event_keeps_every_field() -> None:
         BlocksStored(
             block_hashes=recorded["block_hashes"],
             parent=recorded["parent_block_hash"],
-            token_ids=recorded["token_ids"],
+            token_ids=array("I", recorded["token_ids"]),
             block_size=32,
             extra_keys=recorded["extra_keys"],
             group_kind=GroupKind.FULL,

@@ -465,7 +465,7 @@ async def test_stored_blocks_are_published_with_their_tokens(engine: Engine) -> 
         (batch,) = await subscriber.heard(1)
     (stored,) = batch.events
     assert isinstance(stored, BlocksStored)
-    assert stored.token_ids == ids(0, 32)
+    assert list(stored.token_ids) == ids(0, 32)
     assert (stored.block_size, stored.parent, stored.extra_keys) == (16, None, [["s"], None])
     assert batch.dp_rank == 0
 

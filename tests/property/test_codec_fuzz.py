@@ -1,5 +1,7 @@
 """The decoder against everything that is not what it expects."""
 
+from array import array
+from functools import partial
 from typing import Any
 
 from hypothesis import given
@@ -20,7 +22,7 @@ from events import (
 )
 
 hashes = st.one_of(st.integers(0, 2**64 - 1), st.binary(min_size=16, max_size=32))
-tokens = st.lists(st.integers(0, 2**32 - 1), max_size=20)
+tokens = st.lists(st.integers(0, 2**32 - 1), max_size=20).map(partial(array, "I"))
 extra = st.lists(st.none() | st.lists(st.text(max_size=5), min_size=1, max_size=2), max_size=4)
 stored = st.builds(
     BlocksStored,

@@ -5,6 +5,7 @@ it. Everything that the real index derives from hashes and masks follows here fr
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -38,7 +39,7 @@ def prompt_path(
     return (("namespace", lora, salt), *((block, ()) for block in chunks(token_ids, block_size)))
 
 
-def chunks(token_ids: list[int], block_size: int) -> list[tuple[int, ...]]:
+def chunks(token_ids: Sequence[int], block_size: int) -> list[tuple[int, ...]]:
     """The full blocks."""
     usable = len(token_ids) - len(token_ids) % block_size
     return [tuple(token_ids[at : at + block_size]) for at in range(0, usable, block_size)]

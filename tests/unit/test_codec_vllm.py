@@ -1,5 +1,6 @@
 """vLLM's wire format, event by event."""
 
+from array import array
 from typing import Any
 
 import pytest
@@ -27,7 +28,7 @@ STORED_MAP: dict[str, Any] = {
     "block_size": 2,
 }
 STORED_ARRAY: list[Any] = ["BlockStored", [1, 2], None, [5, 6, 7, 8], 2]
-STORED = BlocksStored(block_hashes=[1, 2], token_ids=[5, 6, 7, 8], block_size=2)
+STORED = BlocksStored(block_hashes=[1, 2], token_ids=array("I", [5, 6, 7, 8]), block_size=2)
 REMOVED_MAP: dict[str, Any] = {"type": "BlockRemoved", "block_hashes": [2]}
 REMOVED = BlocksRemoved(block_hashes=[2])
 CLEARED_MAP: dict[str, Any] = {"type": "AllBlocksCleared"}
@@ -248,7 +249,7 @@ class TestEncoding:
                 BlocksStored(
                     block_hashes=[7, b"x" * 32],
                     parent=2**64 - 1,
-                    token_ids=[1, 2],
+                    token_ids=array("I", [1, 2]),
                     block_size=1,
                     tier=Tier.DISK,
                     lora_name="sql",

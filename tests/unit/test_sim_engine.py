@@ -36,7 +36,7 @@ def drain(engine: EngineCore) -> list[StepResult]:
 
 
 def stored(events: list[Event]) -> list[list[int]]:
-    return [event.token_ids for event in events if isinstance(event, BlocksStored)]
+    return [list(event.token_ids) for event in events if isinstance(event, BlocksStored)]
 
 
 def test_an_idle_engine_has_no_step() -> None:
