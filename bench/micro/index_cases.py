@@ -7,6 +7,9 @@ import random
 from array import array
 from typing import Any
 
+import msgspec
+from msgspec import msgpack
+
 from events import BlocksStored
 from indexer import block_hashes
 
@@ -87,13 +90,30 @@ class Rival:
         }
         return json.dumps({"event_id": at, "data": {"stored": data}, "dp_rank": 0}).encode()
 
+    def apply_payload(self, worker: int, payload: bytes) -> int:
+        """Apply an engine's batch, by way of its hashes of tokens and of JSON; how many blocks."""
+        blocks = 0
+        for event in msgpack.decode(payload)[1]:
+            names = event["block_hashes"]
+            hashes = self.hash(event["token_ids"], BLOCK_SIZE)
+            pairs = zip(names, hashes, strict=True)
+            data = {
+                "parent_hash": event["parent_block_hash"],
+                "blocks": [{"block_hash": name, "tokens_hash": mine} for name, mine in pairs],
+            }
+            written = {"event_id": blocks, "data": {"stored": data}, "dp_rank": 0}
+            self._own.apply_event(worker, msgspec.json.encode(written))
+            blocks += len(names)
+        return blocks
+
     def clear(self) -> None:
         """Start again with an empty tree."""
         self._own = self.tree()
 
-    def apply(self, worker: int, event: bytes) -> None:
-        """Apply one event."""
+    def apply(self, worker: int, event: bytes) -> int:
+        """Apply one event; how many blocks it has."""
         self._own.apply_event(worker, event)
+        return event.count(b"tokens_hash")
 
     def match(self) -> object:
         """The scores of the prompt that it was made for."""
