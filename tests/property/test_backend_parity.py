@@ -2,17 +2,20 @@
 
     pytest --hypothesis-profile thorough tests/property/test_backend_parity.py
 
-asks 10,000 times for each shape (30 minutes in all).
+asks 10,000 times for each shape. The texts are then composed from a seed, as Hypothesis would take
+hours to draw so many.
 """
 
 import json
 from collections.abc import Iterator
+from random import Random
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.shapes import SHAPES, shaped
-from support.texts import LONG_WORDS, TEXTS
+from support.texts import LONG_WORDS, TEXTS, composed
 
 from kvrouter.tokenize import segments, stretches
 from kvrouter.tokenize.choice import BackendSettings, choose
@@ -21,25 +24,60 @@ from kvrouter.tokenize.hf import HfBackend
 from kvrouter.tokenize.segments import CachedBackend, SegmentCache
 from kvrouter.tokenize.stretches import StretchedBackend, Stretches
 
+THOROUGH = settings().max_examples > 1000
+A_FEW = settings() if THOROUGH else settings(max_examples=30)
+"""Each example is up to seven texts."""
+SEEDS = st.integers(0, 1 << 48).map(Random)
+TEXT = SEEDS.map(composed) if THOROUGH else TEXTS
+
+
+class Growing(NamedTuple):
+    """A text in parts, and how those go on that part from it: from where (a share), with what."""
+
+    parts: list[str]
+    forks: list[tuple[float, str]]
+
+    def texts(self) -> Iterator[str]:
+        """Each with one part more, then the forks."""
+        text = ""
+        for part in self.parts:
+            text += part
+            yield text
+        for share, end in self.forks:
+            yield text[: round(share * len(text))] + end
+
+
+ENDS = ("", "x", " y", "\n", "\u0301", "<|end|>", "|>", "</s>", "'s")
+
+
+def grown(rng: Random) -> Growing:
+    """One of them from a seed."""
+    parts = [composed(rng) for _ in range(rng.randint(1, 4))]
+    forks = [(rng.random(), rng.choice((*ENDS, composed(rng)))) for _ in range(3)]
+    return Growing(parts, forks)
+
+
+DRAWN = st.builds(
+    Growing,
+    st.lists(TEXTS | LONG_WORDS, min_size=1, max_size=4),
+    st.lists(st.tuples(st.floats(0, 1), st.sampled_from(ENDS) | TEXTS), max_size=3),
+)
+GROWING = SEEDS.map(grown) if THOROUGH else DRAWN
+
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_what_is_proven_at_start_holds_for_every_text(name: str) -> None:
     hf = HfBackend(shaped(name))
     chosen = choose(hf, [], BackendSettings(check_every=0))
 
-    @given(TEXTS)
+    @given(TEXT)
     def check(text: str) -> None:
         assert chosen.encode(text) == hf.encode(text)
 
     check()
 
 
-THOROUGH = settings().max_examples > 1000
-A_FEW = settings() if THOROUGH else settings(max_examples=30)
-"""Each example is up to seven texts."""
 CUT_WITHIN = ("gpt_2", "llama_3", "qwen", "o200k", "deepseek", "mistral", "gemma", "nfkc_metaspace")
-GROWING = st.lists(TEXTS | LONG_WORDS, min_size=1, max_size=4)
-ENDS = st.sampled_from(["", "x", " y", "\n", "\u0301", "<|end|>", "|>", "</s>", "'s"]) | TEXTS
 
 
 @pytest.mark.parametrize(("piece", "stretch"), [(1, 9), (40, 100)])
@@ -56,9 +94,9 @@ def test_cached_pieces_give_the_ids_of_the_whole(
     cached = CachedBackend(hf, cuts, SegmentCache(100_000), known)
 
     @A_FEW
-    @given(GROWING, st.data())
-    def check(parts: list[str], data: st.DataObject) -> None:
-        for text in texts_that_grow(parts, data):
+    @given(GROWING)
+    def check(growing: Growing) -> None:
+        for text in growing.texts():
             assert cached.encode(text) == hf.encode(text)
         cached.cache.check()
         known.check()
@@ -78,21 +116,10 @@ def test_known_stretches_give_the_ids_of_the_whole(
     stretched = StretchedBackend(hf, cuts, known)
 
     @A_FEW
-    @given(GROWING, st.data())
-    def check(parts: list[str], data: st.DataObject) -> None:
-        for text in texts_that_grow(parts, data):
+    @given(GROWING)
+    def check(growing: Growing) -> None:
+        for text in growing.texts():
             assert stretched.encode(text) == hf.encode(text)
         known.check()
 
     check()
-
-
-def texts_that_grow(parts: list[str], data: st.DataObject) -> Iterator[str]:
-    """Each with one part more, and then those that part from the last one somewhere."""
-    text = ""
-    for part in parts:
-        text += part
-        yield text
-    for _ in range(3):
-        at = data.draw(st.integers(0, len(text)))
-        yield text[:at] + data.draw(ENDS)
