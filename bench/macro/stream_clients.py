@@ -12,7 +12,7 @@ import time
 
 import uvloop
 
-MARK = b'"created":'
+MARK = b'"system_fingerprint":"'
 STAMP_DIGITS = 20
 
 

@@ -35,7 +35,8 @@ ANSWER = json.dumps(
     }
 ).encode()
 CHUNK = (
-    'data: {"id":"chatcmpl-9f3ab1a3bd1d4a0b","object":"chat.completion.chunk","created":%020d,'
+    'data: {"id":"chatcmpl-9f3ab1a3bd1d4a0b","object":"chat.completion.chunk","created":1785542400,'
+    '"system_fingerprint":"%020d",'
     '"model":"m","choices":[{"index":0,"delta":{"content":" token"},"logprobs":null,'
     '"finish_reason":null,"token_ids":null}]}\n\n'
 )
