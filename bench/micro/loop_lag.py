@@ -3,10 +3,10 @@
     python bench/micro/loop_lag.py [--tokenizer tests/data/tinymodel] [--rounds 5] [--seed 1]
 
 The loop sleeps 2 ms at a time, as if it served others, and notes how late it woke up. Each round
-brings eight texts that were never seen, through the threads as the router has them: parse, render,
-encode, hash. `idle` is the same loop on the same machine without prompts, for as long. `own` leaves
-out what the loop's thread waited for a processor, by the kernel's count: on a machine that others
-keep busy that is most of `late`.
+brings eight texts, other slices of Python's library, through the threads as the router has them:
+parse, render, encode, hash; the interpreter switches threads as often as there. `idle` is the same
+loop on the same machine without prompts, for as long. `own` leaves out what the loop's thread waited
+for a processor, by the kernel's count: on a machine that others keep busy that is most of `late`.
 
 Prints one JSON object, milliseconds.
 """
@@ -14,6 +14,7 @@ Prints one JSON object, milliseconds.
 import argparse
 import asyncio
 import json
+import sys
 import time
 from collections.abc import Coroutine
 from pathlib import Path
@@ -22,6 +23,7 @@ from typing import NamedTuple
 import uvloop
 from tokenizing import Corpus, about, user
 
+from kvrouter.commands.serve import SWITCH_S
 from kvrouter.openai.body import Endpoint, RequestBody, parse_body
 from kvrouter.prompt import Fidelity
 from kvrouter.tokenize import BackendSettings, EncodingThreads, ModelTokenizer, ThreadSettings
@@ -111,6 +113,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
+    sys.setswitchinterval(SWITCH_S)
     corpus = Corpus(options.seed)
     bodies = [
         [
