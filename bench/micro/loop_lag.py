@@ -5,7 +5,7 @@
 The loop sleeps 2 ms at a time, as if it served others, and notes how late it woke up. Each round
 brings eight texts, other slices of Python's library, through the threads as the router has them:
 parse, render, encode, hash; the interpreter switches threads as often as there. `idle` is the same
-loop on the same machine without prompts, for as long. `own` leaves out what the loop's thread waited
+loop on the same machine without prompts, for as long. `own` leaves out what that thread waited
 for a processor, by the kernel's count: on a machine that others keep busy that is most of `late`.
 
 Prints one JSON object, milliseconds.
