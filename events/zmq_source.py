@@ -202,8 +202,7 @@ class ZmqSource:
         self, restorer: Restorer, sub: "zmq.Socket[bytes]", monitor: "zmq.Socket[bytes]"
     ) -> None:
         """Go on from where another router is, and hold meanwhile what the engine publishes."""
-        subscription = self._settings.subscription
-        opening = Opening(subscription.max_waiting_batches, subscription.max_waiting_bytes)
+        opening = Opening()
         restoring = asyncio.create_task(self._restored(restorer, opening))
         restoring.add_done_callback(lambda _: self._wake.set())
         try:
@@ -231,7 +230,8 @@ class ZmqSource:
         with suppress(TimeoutError):
             async with asyncio.timeout(self._settings.first_batch_s):
                 await opening.heard.wait()
-        return await restorer.restore(self.rank, opening.joins)
+        async with restorer.turn() as is_worth_it:
+            return await restorer.restore(self.rank, opening.joins) if is_worth_it else None
 
     # The loop
 

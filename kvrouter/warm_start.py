@@ -13,8 +13,8 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from random import Random
 from typing import NamedTuple, TypeAlias
 
@@ -28,8 +28,8 @@ from kvrouter.replication import Replication
 
 log = logging.getLogger(__name__)
 
-AT_ONCE = 4
-"""Ranks that are asked for at the same time."""
+AT_ONCE = 16
+"""Ranks that begin at the same time."""
 COMPANY_S = 2.0
 """How long after the start to wait for a first sign of another replica, besides a beat."""
 OFFERS_S = 0.3
@@ -75,24 +75,32 @@ class WarmStart:
             if answers is not None:
                 answers.put_nowait(message)
 
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[bool]:
+        """A place among the few; false without other replicas. See `Restorer`."""
+        if not await self._has_company():
+            yield False
+            return
+        async with self._turns:
+            yield True
+
     async def restore(self, rank: WorkerRank, joins: Joins) -> Position | None:
         """The rank's blocks, from whoever has most; see `Restorer`."""
-        async with self._turns:
-            patience_until = time.monotonic() + PATIENCE_S
-            unanswered = 0
-            while await self._has_company() and time.monotonic() < patience_until:
-                offers, is_all = await self._offers(rank)
-                unanswered += not is_all
-                nobody = not offers and (is_all or unanswered >= QUESTIONS)
-                if nobody or rank not in self._fleet.ranks:
-                    return None
-                joined = [offer for offer in offers if joins(offer.position)]
-                if joined:
-                    best = max(joined, key=self._worth)
-                    position = await self._take(rank, best.replica, joins, patience_until)
-                    if position is not None:
-                        return position
-                await asyncio.sleep(AGAIN_S * self._rng.uniform(0.5, 1.5))
+        patience_until = time.monotonic() + PATIENCE_S
+        unanswered = 0
+        while self._replicas and time.monotonic() < patience_until:
+            offers, is_all = await self._offers(rank)
+            unanswered += not is_all
+            nobody = not offers and (is_all or unanswered >= QUESTIONS)
+            if nobody or rank not in self._fleet.ranks:
+                return None
+            joined = [offer for offer in offers if joins(offer.position)]
+            if joined:
+                best = max(joined, key=self._worth)
+                position = await self._take(rank, best.replica, joins, patience_until)
+                if position is not None:
+                    return position
+            await asyncio.sleep(AGAIN_S * self._rng.uniform(0.5, 1.5))
         return None
 
     def _worth(self, offer: "_Offer") -> tuple[bool, int, float]:

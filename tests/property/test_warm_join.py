@@ -86,10 +86,10 @@ def test_a_router_that_begins_where_another_is_ends_where_it_ends(
     old.take_all()
     subscribed.append(new)
     happens([] if idle else hearing)
-    opening = Opening(1000, 10**6)
+    opening = Opening()
     for sent in new.wire.sent:
         if sent is None:
-            opening = Opening(1000, 10**6)  # as news of the connection does
+            opening = Opening()  # as news of the connection does
         else:
             opening.hold_batch(frames(sent), 0.0)
     new.wire.sent.clear()

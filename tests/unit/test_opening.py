@@ -72,8 +72,10 @@ def test_what_was_heard_goes_with_its_connection() -> None:
     assert [each.is_news for each in made.behind(None)] == [True, False]
 
 
-def test_nothing_is_joined_after_too_much_was_held() -> None:
-    made = opening(5, 6, 7, max_batches=2)
-    made.hold_batch(frames(8), 0.0)
-    assert held(made, None) == [8]
-    assert not made.joins(position(9))
+def test_the_newest_are_kept_when_there_are_too_many() -> None:
+    """A rank waits for its turn among hundreds: a position that is as new as they are will do."""
+    made = opening(5, 6, 7, 8, max_batches=2)
+    assert held(made, None) == [7, 8]
+    assert made.joins(position(9))
+    assert not made.joins(position(7))
+    assert held(Opening(100, 1), None) == []

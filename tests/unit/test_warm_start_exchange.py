@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
 from random import Random
 
 import pytest
@@ -25,7 +26,7 @@ from kvrouter.handing_over import MAX_WAITING, HandingOver
 from kvrouter.load import Load
 from kvrouter.replication import Replication
 from kvrouter.shared_load import SharedLoad
-from kvrouter.warm_start import WarmStart
+from kvrouter.warm_start import AT_ONCE, WarmStart
 
 WORKER = "w1"
 
@@ -199,6 +200,25 @@ async def test_a_worker_that_goes_meanwhile_leaves_no_blocks(replicas: Replicas)
     assert await new.restore() is None
     assert new.fleet.pools["m"].index.ranks() == []
     new.fleet.check()
+
+
+async def test_few_ranks_begin_at_the_same_time_and_none_without_others(
+    replicas: Replicas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is published while a rank is asked for has to be kept: not of hundreds at once."""
+    monkeypatch.setattr("kvrouter.warm_start.COMPANY_S", 0.0)
+    _, new, _, _ = replicas
+    async with AsyncExitStack() as turns:
+        for _ in range(AT_ONCE):
+            assert await turns.enter_async_context(new.taking.turn())
+        waiting = asyncio.create_task(turns.enter_async_context(new.taking.turn()))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+    lonely = Replica(Air(), "lonely")
+    async with lonely.taking.turn() as is_worth_it:
+        assert not is_worth_it
 
 
 def test_more_takers_than_may_wait_are_told_to_try_again() -> None:
