@@ -3,7 +3,8 @@
 Three outcomes, because a full engine is not a broken one: an answer is a SUCCESS whatever its
 4xx says, 429 and 503 are BACKPRESSURE, and a lost connection or another 5xx is a FAILURE.
 
-    CLOSED     requests flow; `failures` FAILUREs in a row open it
+    CLOSED     requests flow; `failures` FAILUREs in a row open it, and as many answers in a row
+               that begin well and break off
     OPEN       no request, until `open_s` have passed (doubled per failed trial, up to a limit)
     HALF_OPEN  one trial request is under way; its outcome decides
 
@@ -45,6 +46,7 @@ class Breaker:
         self._settings = settings
         self._state = CLOSED
         self._failures_in_row = 0
+        self._broken_off_in_row = 0
         self._open_s = settings.open_s
         self._retry_at = 0.0
         self._backs_off_until = 0.0
@@ -91,6 +93,16 @@ class Breaker:
         if answer is BACKPRESSURE:
             wait_s = self._settings.backoff_s if retry_after_s is None else retry_after_s
             self._backs_off_until = now + min(wait_s, self._settings.max_open_s)
+
+    def ended(self, now: float, *, whole: bool) -> None:
+        """An answer that was a SUCCESS when it began has come to its end, or broken off.
+
+        Counted apart: that others begin says nothing about how they end, and that old ones end
+        well says nothing about new ones.
+        """
+        self._broken_off_in_row = 0 if whole else self._broken_off_in_row + 1
+        if self._state is CLOSED and self._broken_off_in_row >= self._settings.failures:
+            self._open(now)
 
     def _record_failure(self, now: float) -> None:
         self._failures_in_row += 1

@@ -42,6 +42,8 @@ class Attempt:
         self._clock = clock
         self._lease = placement.lease
         self._breaker_told = False
+        self._begun = False
+        """Whether the head of a good answer is here."""
 
     def __enter__(self) -> Self:
         self.worker.breaker.sending(self.started_at)
@@ -65,11 +67,12 @@ class Attempt:
         if status in BACKPRESSURE_STATUSES:
             self._end(Outcome.BACKPRESSURE, Answer.BACKPRESSURE, retry_after_s)
         elif status in FAILURE_STATUSES:
-            self._end(Outcome.ENGINE_FAILED, Answer.FAILURE)
+            self._fail(Outcome.ENGINE_FAILED)
         elif status >= 400:  # noqa: PLR2004  # the client errors of HTTP
             self._end(Outcome.REFUSED, SUCCESS)
         else:
             self._tell_breaker(SUCCESS)
+            self._begun = True
 
     def first_byte(self) -> None:
         """The first byte of the body is here: the prefill is done."""
@@ -85,18 +88,31 @@ class Attempt:
         """The whole response has been passed on; `failed` if the engine said so within it."""
         self.usage = usage
         if failed:
-            self._end(Outcome.ENGINE_FAILED, Answer.FAILURE)
+            self._fail(Outcome.ENGINE_FAILED)
         elif self.outcome is CLIENT_GONE:
             self.outcome = OK
+            self.worker.breaker.ended(self._clock(), whole=True)
 
     def failed(self, error: EngineError) -> None:
         """No response, or not all of it."""
         if error.failure is EngineFailure.NO_DESCRIPTORS:
             self.outcome = Outcome.INTERNAL_ERROR
         elif error.failure is EngineFailure.TIMED_OUT:
-            self._end(Outcome.TIMED_OUT, Answer.FAILURE)
+            self._fail(Outcome.TIMED_OUT)
         else:
-            self._end(Outcome.ENGINE_FAILED, Answer.FAILURE)
+            self._fail(Outcome.ENGINE_FAILED)
+
+    def _fail(self, outcome: Outcome) -> None:
+        self.outcome = outcome
+        breaker, now = self.worker.breaker, self._clock()
+        opened = breaker.opened_total
+        if self._begun:
+            breaker.ended(now, whole=False)
+        else:
+            self._breaker_told = True
+            breaker.record(Answer.FAILURE, now)
+        if breaker.opened_total > opened:
+            log.warning("worker %s: breaker open, its requests fail", self.worker.name)
 
     def _end(self, outcome: Outcome, answer: Answer, retry_after_s: float | None = None) -> None:
         self.outcome = outcome
@@ -104,8 +120,4 @@ class Attempt:
 
     def _tell_breaker(self, answer: Answer, retry_after_s: float | None = None) -> None:
         self._breaker_told = True
-        breaker = self.worker.breaker
-        opened = breaker.opened_total
-        breaker.record(answer, self._clock(), retry_after_s=retry_after_s)
-        if breaker.opened_total > opened:
-            log.warning("worker %s: breaker open, its requests fail", self.worker.name)
+        self.worker.breaker.record(answer, self._clock(), retry_after_s=retry_after_s)

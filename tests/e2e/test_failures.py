@@ -127,6 +127,31 @@ async def test_a_dying_engines_error_chunk_and_done_are_passed_on_and_counted() 
         assert outcomes(running, "engine_failed") == 1
 
 
+@pytest.mark.parametrize("how", ["lost", "error chunk", "silent"])
+async def test_a_worker_whose_streams_all_break_off_is_left_alone_after_a_while(how: str) -> None:
+    """F6: each begins well, and none is of any use."""
+    breaker = {"failures": 2, "open_s": 30.0}
+    async with stack(breaker=breaker, timeouts={"idle_s": 0.1}) as running:
+        faults = running.engines[0].faults
+        if how == "silent":
+            faults.hang_after_chunks = 3
+        else:
+            faults.die_after_chunks, faults.error_chunk = 3, how == "error chunk"
+        worker = running.router.fleet.workers[running.name(0)]
+        for number in range(20):
+            await stream(running, messages=[{"role": "user", "content": f"{number}"}])
+            if worker.breaker.state == "open":
+                break
+        assert outcomes(running, "engine_failed") + outcomes(running, "timed_out") == 2
+        for number in range(4):
+            lines, error = await stream(
+                running, messages=[{"role": "user", "content": f"{number} more"}]
+            )
+            assert (lines[-1], error) == ("[DONE]", None)
+            assert "error" not in json.loads(lines[-2])
+        assert len(running.posts(0)) == 2
+
+
 async def test_a_unary_answer_that_breaks_off_is_no_whole_answer() -> None:
     """The engine dies while it sends a long body; the client must not take it for complete."""
 
@@ -144,12 +169,13 @@ async def test_a_unary_answer_that_breaks_off_is_no_whole_answer() -> None:
         running.router.fleet.workers[running.name(0)].url = f"http://127.0.0.1:{port}"
         with pytest.raises(aiohttp.ClientPayloadError):
             await running.chat("hello")
-        async with running.session.post(
-            running.url + "/v1/completions", json={"model": "tiny", "prompt": "a"}
-        ) as response:
-            assert await response.content.readany() == b"{"  # no event in the middle of JSON
-            with pytest.raises(aiohttp.ClientPayloadError):
-                await response.content.read()
+        reader, writer = await asyncio.open_connection("127.0.0.1", running.router.port)
+        body = b'{"model":"tiny","prompt":"a"}'
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
+        writer.write(head % len(body) + body)
+        received = await reader.read()
+        writer.close()
+        assert received.endswith(b"\r\n\r\n{"), received  # no event in the middle of JSON
 
 
 async def test_a_worker_that_is_lost_before_it_answers_is_made_good_by_another() -> None:
@@ -449,6 +475,16 @@ async def test_a_slow_breaker_opens_and_requests_go_elsewhere_at_once() -> None:
         worker = running.router.fleet.workers[running.name(0)]
         assert worker.breaker.state == "open"
         assert 100 - len(running.engines[0].faults.refuse) == 2
+
+
+async def test_a_request_is_tried_so_often_and_no_more() -> None:
+    """It may be the request that makes engines fail: it must not visit all of them."""
+    engines = (engine_settings(), engine_settings(), engine_settings())
+    async with stack(*engines, retries={"max_attempts": 2}) as running:
+        for engine in running.engines:
+            engine.faults.refuse_next(500)
+        assert (await running.chat("hello")).status == 500
+        assert sum(len(running.posts(number)) for number in range(3)) == 2
 
 
 async def test_the_retry_budget_bounds_what_an_outage_multiplies() -> None:

@@ -54,6 +54,41 @@ def test_one_trial_is_let_through_when_the_time_is_over() -> None:
     assert not breaker.allows(100.0)
 
 
+def test_answers_in_a_row_that_begin_well_and_break_off_open_it() -> None:
+    """A GPU that fails while it decodes: each stream has a good head."""
+    breaker = Breaker(SETTINGS)
+    for whole in (False, False, True, False, False, False):
+        assert breaker.allows(0.0)
+        breaker.record(Answer.SUCCESS, 0.0)
+        breaker.ended(0.0, whole=whole)
+    assert not breaker.allows(1.9)
+    assert breaker.opened_total == 1
+
+
+def test_a_trial_that_breaks_off_opens_it_again_and_one_that_does_not_closes_it() -> None:
+    breaker = Breaker(SETTINGS)
+    for at in (0.0, 0.0, 0.0, 10.0):
+        breaker.sending(at)
+        breaker.record(Answer.SUCCESS, at)
+        breaker.ended(at, whole=False)
+    assert not breaker.allows(11.9)
+    assert breaker.opened_total == 2
+    for whole in (True, False, False):
+        breaker.sending(20.0)
+        breaker.record(Answer.SUCCESS, 20.0)
+        breaker.ended(20.0, whole=whole)
+    assert breaker.allows(20.0)
+
+
+def test_old_answers_that_come_to_their_end_say_nothing_about_new_requests() -> None:
+    """A worker that takes no more connections still has streams of ten minutes."""
+    breaker = Breaker(SETTINGS)
+    for _ in range(SETTINGS.failures):
+        breaker.record(Answer.FAILURE, 0.0)
+        breaker.ended(0.0, whole=True)
+    assert not breaker.allows(1.9)
+
+
 def test_each_failed_trial_doubles_the_time_up_to_the_limit() -> None:
     breaker = breaker_in(BreakerState.HALF_OPEN)
     breaker.record(Answer.FAILURE, 10.0)
