@@ -92,6 +92,21 @@ def test_routers_that_share_nothing_lose_the_burst_that_one_router_keeps_togethe
     )
 
 
+@pytest.mark.slow
+def test_three_routers_that_share_serve_as_one_does() -> None:
+    """R6: the same load by one router or three, at about 80 % of what the fleet can do."""
+    trace = synthetic_trace("rag", requests=800, rate=41.0, rng=Random(2))
+    one = replace(FLEET, workers=8, core=replace(FLEET.core, num_blocks=8193, block_size=64))
+    several = replace(one, routers=3, sync_s=0.001)
+    alone, shared, single = (
+        run(trace, fleet=fleet) for fleet in (replace(several, sync_s=None), several, one)
+    )
+    assert shared.reuse == pytest.approx(single.reuse, rel=0.05)
+    assert shared.ttft_ms.mean == pytest.approx(single.ttft_ms.mean, rel=0.05)
+    assert shared.ttft_ms.p99 < 1.1 * single.ttft_ms.p99
+    assert alone.ttft_ms.p99 > 1.3 * single.ttft_ms.p99
+
+
 @pytest.mark.parametrize("policy", ["kv", "round_robin", "random", "least_tokens"])
 def test_a_replay_depends_on_nothing_but_its_arguments(policy: str) -> None:
     trace = synthetic_trace("chat", requests=100, rate=20.0, rng=Random(1))
