@@ -72,6 +72,24 @@ async def test_a_new_router_knows_what_an_old_one_does(
 
 
 @pytest.mark.slow
+async def test_what_an_engine_can_replay_no_more_is_known_too(local: dict[str, Any]) -> None:
+    """E9 at the start: the engine has run for hours, its buffer holds minutes."""
+    settings = engine_settings(buffer_steps=4)
+    async with group(engines=1, routers=1, settings=settings, **local) as made:
+        (old,) = made.routers
+        await until(lambda: hears(old))
+        await traffic(made, 20)
+        await until(lambda: blocks(old) > 100)
+        new = await made.add_router()
+        await until(lambda: hears(new) and known(new) == known(old))
+        lonely = await made.add_router(warm_start=False)
+        await until(lambda: hears(lonely))
+        assert blocks(lonely) < blocks(new)
+        await traffic(made, 10)
+        await until(lambda: known(new) == known(old))
+
+
+@pytest.mark.slow
 async def test_over_nats_too() -> None:
     async with nats_server() as server:
         config = {"replicas": QUICK, "nats": {"servers": [server.url]}}
