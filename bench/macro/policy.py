@@ -64,6 +64,21 @@ def core(blocks: int = BLOCKS) -> CoreSettings:
 
 
 FLEET = FleetSettings(core=core())
+AT_X4 = replace(FLEET, speed=4.0)
+INSTANTS_S = 3.0
+"""The time between the instants at which the trace has its arrivals."""
+
+
+def spread(trace: Trace) -> Trace:
+    """The same requests at times of their own.
+
+    Routers that place ten requests in one instant can't know of each other.
+    """
+    rng = Random(5)
+    requests = [
+        each._replace(at_s=each.at_s + INSTANTS_S * rng.random()) for each in trace.requests
+    ]
+    return Trace(f"{trace.name}, spread", requests, trace.chunk_tokens)
 
 
 @dataclass(frozen=True)
@@ -78,16 +93,21 @@ class Scenario:
 
 SCENARIOS: Mapping[str, Scenario] = {
     "x1": Scenario(FLEET, FORMS, dynamo=True),
-    "x4": Scenario(replace(FLEET, speed=4.0), FORMS, dynamo=True),
+    "x4": Scenario(AT_X4, FORMS, dynamo=True),
     "x7": Scenario(replace(FLEET, speed=7.0), FORMS, dynamo=True),
     "no reuse": Scenario(FLEET, change=Trace.without_reuse),
     "one worker 3x slower": Scenario(replace(FLEET, slow={0: 3.0})),
     "a quarter of the cache": Scenario(replace(FLEET, core=core(BLOCKS // 4))),
     "32 workers, x16": Scenario(replace(FLEET, workers=32, speed=16.0)),
-    "2 routers with sync, x4": Scenario(replace(FLEET, speed=4.0, routers=2)),
-    "4 routers with sync, x4": Scenario(replace(FLEET, speed=4.0, routers=4)),
-    "2 routers without, x4": Scenario(replace(FLEET, speed=4.0, routers=2, sync_s=None)),
-    "4 routers without, x4": Scenario(replace(FLEET, speed=4.0, routers=4, sync_s=None)),
+    "2 routers with sync, x4": Scenario(replace(AT_X4, routers=2)),
+    "4 routers with sync, x4": Scenario(replace(AT_X4, routers=4)),
+    "2 routers without, x4": Scenario(replace(AT_X4, routers=2, sync_s=None)),
+    "4 routers without, x4": Scenario(replace(AT_X4, routers=4, sync_s=None)),
+    "1 router, x4, spread": Scenario(AT_X4, change=spread),
+    "4 routers with sync, x4, spread": Scenario(replace(AT_X4, routers=4), change=spread),
+    "4 routers without, x4, spread": Scenario(
+        replace(AT_X4, routers=4, sync_s=None), change=spread
+    ),
 }
 
 
@@ -167,7 +187,7 @@ def measure(trace: Trace, names: list[str], dynamo: Dynamo | None) -> dict[str, 
 def show(scenario: str, spec: str, row: Mapping[str, float]) -> None:
     """One line on standard error."""
     print(
-        f"{scenario:<26}{spec:<26}{row['reuse_percent']:>7.2f} %{row['ttft_mean_ms']:>8.1f} ms mean"
+        f"{scenario:<32}{spec:<26}{row['reuse_percent']:>7.2f} %{row['ttft_mean_ms']:>8.1f} ms mean"
         f"{row['ttft_p99_ms']:>7.0f} p99{row['e2e_mean_ms']:>8.0f} e2e",
         file=sys.stderr,
         flush=True,
