@@ -66,6 +66,30 @@ class PredictedBlocks:
         if not known:
             self.drop(rank)
 
+    def withdraw(self, rank: WorkerRank, hashes: bytes) -> None:
+        """Take back a prediction of these blocks: they won't come, as the request was refused.
+
+        What other predictions of the rank expect as well stays. Costs a look at each live
+        prediction, which only what went wrong has to pay.
+        """
+        known = self._until.get(rank, {})
+        hashes = hashes[: self._max_blocks * HASH_BYTES]
+        taken = next((entry for entry in self._queue if entry[2:] == (rank, hashes)), None)
+        if taken is None:
+            return
+        self._queue.remove(taken)
+        heapq.heapify(self._queue)
+        self._queued_blocks -= len(hashes) // HASH_BYTES
+        gone = known.keys() & set(_blocks(hashes))
+        for block in gone:
+            del known[block]
+        for until, _, other, others in self._queue:
+            if other == rank:
+                for block in gone.intersection(_blocks(others)):
+                    known[block] = max(until, known.get(block, until))
+        if not known:
+            self.drop(rank)
+
     def expire(self, now: float) -> None:
         """Forget what was expected up to `now` and has not come."""
         while self._queue and self._queue[0][0] <= now:

@@ -165,7 +165,10 @@ class Fleet:
         """Compare what was predicted with what the engine reports; expect events."""
         chosen = placement.decision.chosen
         state = self.ranks.get(chosen.rank)
-        if outcome is not OK or state is None:
+        if outcome is not OK:
+            self._without_result(placement, prompt)
+            return
+        if state is None:
             return
         full_blocks = len(prompt.hashes(chosen.block_size)) // HASH_BYTES
         if full_blocks > chosen.held_blocks:
@@ -183,6 +186,12 @@ class Fleet:
                 reported_prompt_tokens=usage.prompt_tokens,
             )
             state.proof.observe(measured)
+
+    def _without_result(self, placement: Placement, prompt: Prompt) -> None:
+        """A request that got no output has computed nothing, or events tell what it has."""
+        pool = self.pool_of(placement.lease.rank.worker)
+        if pool is not None and placement.lease.prefill_done_at is None:
+            pool.scheduler.withdraw(prompt, placement)
 
     def _compare_counts(self, pool: Pool, prompt: Prompt, usage: Usage) -> None:
         if pool.token_counts.observe(prompt.prompt_tokens, usage.prompt_tokens):

@@ -29,6 +29,9 @@ class Expectations(Protocol):
     def confirm(self, rank: WorkerRank, hashes: bytes) -> None:
         """Events have these blocks."""
 
+    def withdraw(self, rank: WorkerRank, hashes: bytes) -> None:
+        """Take back a prediction of these blocks."""
+
     def expire(self, now: float) -> None:
         """Forget what has not come in time."""
 
@@ -75,6 +78,10 @@ class JointPredictions:
         """Events have these blocks."""
         self._own.confirm(rank, hashes)
         self._others.confirm(rank, hashes)
+
+    def withdraw(self, rank: WorkerRank, hashes: bytes) -> None:
+        """Take back an own prediction; what others were told of runs out by itself."""
+        self._own.withdraw(rank, hashes)
 
     def expire(self, now: float) -> None:
         """Forget what has not come in time."""

@@ -244,6 +244,14 @@ class _Entry:
         self.dispatched_at = now
         self.changed()
 
+    def refused(self, uncached_tokens: int, booked_at: float, now: float) -> None:
+        """A request that was booked then turned out to be no work."""
+        faded = 0.5 ** (max(0.0, now - booked_at) / self.half_life_s)
+        recent = self.load.recent_tokens(now) - uncached_tokens * faded
+        self.dispatched_tokens = recent if recent >= 1.0 else 0.0  # no crumbs of rounding
+        self.dispatched_at = now
+        self.changed()
+
 
 class Lease:
     """One booked request on one rank. Every method may be called late, early or again."""
@@ -332,6 +340,8 @@ class Lease:
                 taken_s=now - self.prefill_done_at,
                 now=now,
             )
+        if self._entry is not None and outcome is Outcome.REFUSED:
+            self._entry.refused(self.prefill_tokens, self.booked_at, now)
         self.detach(now)
         return True
 

@@ -43,6 +43,9 @@ class Predictions(Protocol):
     def expect(self, rank: WorkerRank, hashes: bytes, *, now: float, ttl_s: float) -> None:
         """Expect these blocks."""
 
+    def withdraw(self, rank: WorkerRank, hashes: bytes) -> None:
+        """Take back one such expectation."""
+
     def expire(self, now: float) -> None:
         """Forget what has not come in time."""
 
@@ -116,6 +119,11 @@ class Scheduler:
             now=now,
         )
         return Placement(decision, lease)
+
+    def withdraw(self, prompt: Prompt, placement: Placement) -> None:
+        """The engine did not compute the prompt: its blocks are not expected there any more."""
+        chosen = placement.decision.chosen
+        self._predicted.withdraw(chosen.rank, _expected(prompt, chosen))
 
     def look_anew(self) -> None:
         """What ranks said of their block sizes may have changed."""
@@ -238,10 +246,15 @@ class Scheduler:
     def _expect(self, prompt: Prompt, chosen: Candidate, now: float) -> None:
         """Predict the blocks that the engine will report when it has computed them."""
         self._predicted.expire(now)
-        hashes = prompt.hashes(chosen.block_size)[chosen.overlap.gpu * HASH_BYTES :]
+        hashes = _expected(prompt, chosen)
         if hashes:
             ttl_s = self._prediction_ttl_s(chosen.rank)
             self._predicted.expect(chosen.rank, hashes, now=now, ttl_s=ttl_s)
+
+
+def _expected(prompt: Prompt, chosen: Candidate) -> bytes:
+    """What the engine will report once it has computed the prompt."""
+    return prompt.hashes(chosen.block_size)[chosen.overlap.gpu * HASH_BYTES :]
 
 
 def _nothing_held(ranks: int) -> tuple[list[Overlap], list[int], list[float]]:

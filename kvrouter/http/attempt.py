@@ -75,14 +75,15 @@ class Attempt:
             self._begun = True
 
     def first_byte(self) -> None:
-        """The first byte of the body is here: the prefill is done."""
-        if self.first_byte_at is None:
+        """The first byte of the body is here: the prefill is done, unless it tells of an error."""
+        if self.first_byte_at is None and self.outcome is CLIENT_GONE:
             self.first_byte_at = self._clock()
             self._lease.prefill_done(self.first_byte_at)
 
     def output(self, tokens: int) -> None:
         """So many more output tokens have passed."""
-        self._lease.add_output_tokens(tokens, self._clock())
+        if self.first_byte_at is not None:
+            self._lease.add_output_tokens(tokens, self._clock())
 
     def relayed(self, *, failed: bool, usage: Usage | None) -> None:
         """The whole response has been passed on; `failed` if the engine said so within it."""

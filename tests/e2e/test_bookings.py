@@ -221,3 +221,33 @@ async def test_bookings_are_zero_after_a_storm_of_clients_that_leave_at_random()
         await gone(running)
         assert sum(running.router.fleet.load.totals.settled.values()) <= 120
         assert running.router.door.active_requests == 0
+
+
+async def test_a_refused_prompt_leaves_nothing_behind() -> None:
+    """F7, C1: a client that sends too much, cuts it and sends it again."""
+    async with stack() as running:
+        prompt = list(range(300, 9300))
+        url = f"{running.url}/v1/completions"
+        body = {"model": "tiny", "prompt": prompt, "max_tokens": 2}
+        async with running.session.post(url, json=body) as response:
+            assert response.status == 400
+        await running.settled()
+        explained = await running.explain(**body | {"prompt": prompt[:4000]})
+        assert [each["predicted_blocks"] for each in explained["candidates"]] == [0, 0]
+        first, second = (each["cost"] for each in explained["candidates"])
+        assert first == second
+        for rank in running.router.fleet.ranks:
+            load = running.router.fleet.load.of(rank)
+            assert (load.prefill_rate, load.dispatched_tokens) == (0.0, 0.0)
+        for number in range(20):
+            await running.chat(f"{number} words of its own " * 20)
+        assert min(len(running.posts(engine)) for engine in range(2)) >= 8
+
+
+async def test_an_engine_that_is_too_busy_is_not_expected_to_hold_the_prompt() -> None:
+    async with stack(engine_settings()) as running:
+        running.engines[0].faults.refuse_next(503, 1)
+        response = await running.chat("words " * 200)
+        assert response.status == 503
+        await running.settled()
+        assert all(len(pool.predicted) == 0 for pool in running.router.fleet.pools.values())

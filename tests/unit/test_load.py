@@ -182,6 +182,17 @@ def test_looking_changes_nothing(load: Load) -> None:
     assert load.ranks() == (A,)
 
 
+def test_a_refused_request_was_no_recent_work(load: Load) -> None:
+    book(load, unique_prompt(0, 640)).settle(Outcome.OK, 1.0)
+    refused = book(load, unique_prompt(1, 900), now=3.0)
+    refused.settle(Outcome.REFUSED, 5.0)
+    assert load.of(A).recent_tokens(10.0) == pytest.approx(320)
+    alone = book(load, unique_prompt(1, 900), B, now=3.0)
+    alone.settle(Outcome.REFUSED, 5.3)
+    assert load.of(B).recency == IDLE.recency
+    load.check()
+
+
 def test_recent_tokens_halve_in_each_half_life(load: Load) -> None:
     lease = book(load, unique_prompt(0, 1000))
     lease.settle(Outcome.OK, 0.1)

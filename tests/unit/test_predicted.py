@@ -163,3 +163,31 @@ def test_a_contradiction_is_told(predicted: PredictedBlocks) -> None:
     predicted._queue.clear()
     with pytest.raises(InvariantError, match="10 queued, 0 found"):
         predicted.check()
+
+
+def test_what_is_taken_back_leaves_what_others_expect(predicted: PredictedBlocks) -> None:
+    predicted.expect(RANK, HASHES[: 4 * 8], now=0.0, ttl_s=10.0)
+    predicted.expect(OTHER, HASHES, now=0.0, ttl_s=10.0)
+    predicted.expect(RANK, HASHES, now=1.0, ttl_s=10.0)
+    predicted.withdraw(RANK, HASHES)
+    predicted.check()
+    assert predicted.leading(RANK, HASHES, 0, now=2.0) == 4
+    assert predicted.leading(OTHER, HASHES, 0, now=2.0) == 10
+    predicted.withdraw(RANK, HASHES)
+    assert predicted.leading(RANK, HASHES, 0, now=2.0) == 4
+    assert predicted.leading(RANK, HASHES, 0, now=10.0) == 0
+    predicted.withdraw(RANK, HASHES[: 4 * 8])
+    predicted.check()
+    assert predicted.leading(RANK, HASHES, 0, now=2.0) == 0
+
+
+def test_what_events_have_confirmed_is_not_expected_again_by_a_withdrawal(
+    predicted: PredictedBlocks,
+) -> None:
+    predicted.expect(RANK, HASHES, now=0.0, ttl_s=10.0)
+    predicted.expect(RANK, HASHES, now=1.0, ttl_s=10.0)
+    predicted.confirm(RANK, HASHES[: 3 * 8])
+    predicted.withdraw(RANK, HASHES)
+    predicted.check()
+    assert predicted.leading(RANK, HASHES, 0, now=2.0) == 0
+    assert predicted.leading(RANK, HASHES, 3, now=2.0) == 7
