@@ -17,6 +17,7 @@ from events.relayed import (
     encode,
 )
 from events.relayed_stream import RelayedStream
+from events.sparingly import TOLD_AT_ONCE, Sparingly
 from events.stream import (
     Command,
     Complain,
@@ -62,8 +63,8 @@ class NatsSource:
         self._core = RelayedStream(rule, settings or SubscriptionSettings(replay_timeout_s=1.0))
         self._todo: deque[Command] = deque()
         self._wake = asyncio.Event()
-        self._complaints = 0
-        self._complained_at = float("-inf")
+        self._complaints = Sparingly(_COMPLAIN_EVERY_S)
+        self._resyncs = Sparingly(_COMPLAIN_EVERY_S / TOLD_AT_ONCE, burst=TOLD_AT_ONCE)
 
     @property
     def state(self) -> StreamState:
@@ -170,7 +171,10 @@ class NatsSource:
                 self.stats.lag_s = time.time() - command.batch.ts_s
             self._sink.on_batch(self.rank, command.batch)
         elif isinstance(command, Resync):
-            log.warning("%s: blocks dropped, %s: %s", self._name, command.reason, command.detail)
+            if self._resyncs.due(time.monotonic()):
+                log.warning(
+                    "%s: blocks dropped, %s: %s", self._name, command.reason, command.detail
+                )
             self._sink.on_resync(self.rank, command.reason)
         elif isinstance(command, RequestReplay):
             want = Want(command.attempt, self._core.epoch, command.start)
@@ -182,17 +186,15 @@ class NatsSource:
             self._complain(command)
 
     def _complain(self, complaint: Complain) -> None:
-        self._complaints += 1
-        now = time.monotonic()
-        if now < self._complained_at + _COMPLAIN_EVERY_S:
+        times = self._complaints.due(time.monotonic())
+        if not times:
             return
         log.warning(
             "%s: its relay sends what it should not: %s (%d such since the last line)",
             self._name,
             complaint.detail,
-            self._complaints,
+            times,
         )
-        self._complaints, self._complained_at = 0, now
 
     @property
     def _name(self) -> str:

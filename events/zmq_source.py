@@ -19,6 +19,7 @@ from zmq.utils.monitor import parse_monitor_message
 from events.history import Position
 from events.model import EventBatch, WorkerRank
 from events.opening import Opening, Restorer
+from events.sparingly import TOLD_AT_ONCE, Sparingly
 from events.stream import (
     CloseReplay,
     Command,
@@ -111,8 +112,9 @@ class ZmqSource:
         self._wake = asyncio.Event()
         self._replay: _Replay | None = None
         self._resync_wanted = False
-        self._complaints = 0
-        self._complained_at = float("-inf")
+        self._complaints = Sparingly(settings.complain_every_s)
+        self._resyncs = Sparingly(settings.complain_every_s / TOLD_AT_ONCE, burst=TOLD_AT_ONCE)
+        self._states = Sparingly(settings.complain_every_s / TOLD_AT_ONCE, burst=TOLD_AT_ONCE)
 
     @property
     def state(self) -> StreamState:
@@ -307,13 +309,14 @@ class ZmqSource:
             if isinstance(command, Deliver):
                 self._deliver(command)
             elif isinstance(command, Resync):
-                self._resync(command)
+                self._resync(command, now)
             elif isinstance(command, RequestReplay):
                 self._request_replay(command)
             elif isinstance(command, CloseReplay):
                 self._close_replay()
             elif isinstance(command, StateChanged):
-                log.info("%s: events %s", _name(self.rank), command.state)
+                if self._states.due(now):
+                    log.info("%s: events %s", _name(self.rank), command.state)
                 self._sink.on_state(self.rank, command.state)
             else:
                 self._complain(command, now)
@@ -323,22 +326,29 @@ class ZmqSource:
             self.stats.lag_s = time.time() - command.batch.ts_s
         self._sink.on_batch(self.rank, command.batch)
 
-    def _resync(self, command: Resync) -> None:
-        log.warning("%s: blocks dropped, %s: %s", _name(self.rank), command.reason, command.detail)
+    def _resync(self, command: Resync, now: float) -> None:
+        times = self._resyncs.due(now)
+        if times:
+            log.warning(
+                "%s: blocks dropped, %s: %s (%d such since the last line)",
+                _name(self.rank),
+                command.reason,
+                command.detail,
+                times,
+            )
         self._sink.on_resync(self.rank, command.reason)
 
     def _complain(self, complaint: Complain, now: float) -> None:
-        self._complaints += 1
-        if now < self._complained_at + self._settings.complain_every_s:
+        times = self._complaints.due(now)
+        if not times:
             return
         log.warning(
             "%s: %s sends what it should not: %s (%d such since the last line)",
             _name(self.rank),
             self.endpoint,
             complaint.detail,
-            self._complaints,
+            times,
         )
-        self._complaints, self._complained_at = 0, now
 
     def _request_replay(self, command: RequestReplay) -> None:
         """Each request has a socket of its own: replies to an older one can't be taken for its."""

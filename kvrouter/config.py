@@ -394,8 +394,15 @@ def _check_names(config: Config) -> None:
         seen.add(name)
         if worker.relayed and not config.nats.servers:
             raise ConfigError(f"workers[{index}].relayed: needs nats.servers")
+        ranks: set[int] = set()
         for at, events in enumerate(worker.kv_events or ()):
-            _check_endpoint(f"workers[{index}].kv_events[{at}]", events)
+            path = f"workers[{index}].kv_events[{at}]"
+            _check_endpoint(path, events)
+            if events.dp_rank in ranks:
+                raise ConfigError(f"{path}.dp_rank: {events.dp_rank} is there already; number them")
+            ranks.add(events.dp_rank)
+    if config.nats.discover and not config.nats.servers:
+        raise ConfigError("nats.discover: needs nats.servers (--nats URL)")
 
 
 def _check_tls(config: Config) -> None:

@@ -69,6 +69,8 @@ class Fleet:
         self._make_pool = make_pool
         self._breaker = breaker
         self._prediction = prediction
+        self.stopping = False
+        """Whether the router takes no more requests."""
 
     # Workers come and go.
 
@@ -254,7 +256,6 @@ class Fleet:
         state, pool = self.ranks.get(rank), self.pool_of(rank.worker)
         if state is None or pool is None:
             return
-        log.warning("worker %s: blocks dropped, cold (%s)", _name(rank), reason)
         state.last_resync = reason
         state.proof.forget()
         pool.forget(rank)

@@ -18,6 +18,8 @@ def readiness(fleet: Fleet) -> list[str]:
     One ready worker will do; a model whose tokenizer is still being loaded won't, because its
     first requests would land anywhere.
     """
+    if fleet.stopping:
+        return ["the router is stopping"]
     if not any(worker.state is WorkerState.READY for worker in fleet.workers.values()):
         names = ", ".join(fleet.workers) or "none configured"
         return [f"no worker is ready ({names})"]

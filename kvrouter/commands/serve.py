@@ -172,8 +172,13 @@ async def _serve(config: Config, seat: Seat | None = None) -> int:
             else:
                 log.info("process %d serves", seat.number)
             await stop.wait()
+            router.fleet.stopping = True
             if router.door.active_requests:
-                log.info("stopping: %d requests may finish", router.door.active_requests)
+                log.info(
+                    "stopping: %d requests may finish within %g s",
+                    router.door.active_requests,
+                    config.timeouts.shutdown_s,
+                )
     except OSError as error:
         raise StartError(f"cannot listen: {error}; is the port taken?") from error
     return 0

@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import uvloop
+import zmq
 
 from kvrouter.arguments import port_number
 from kvrouter.sim.server import SimServer
@@ -22,9 +23,10 @@ Run a simulated engine: an OpenAI server that answers as `vllm serve` does, with
 that batches requests, caches prefixes and publishes KV events as vLLM does. No GPU, no model.
 """
 _EPILOG = """\
-example: two engines for a router to try
-  kvrouter engine --port 8101 --model tiny --kv-events-port 5557 --replay-port 5657
-  kvrouter engine --port 8102 --model tiny --kv-events-port 5558 --replay-port 5658
+example: two engines for a router to try, with a tokenizer that the router finds by itself
+  kvrouter engine --port 8101 --tokenizer DIR --kv-events-port 5557 --replay-port 5657
+  kvrouter engine --port 8102 --tokenizer DIR --kv-events-port 5558 --replay-port 5658
+Without one, 4 bytes are a token, and a router needs backend = "bytes" under [tokenizer].
 """
 
 
@@ -49,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         settings = settings_from(args)
         uvloop.run(_serve(settings))
-    except (SettingsError, TokenizerError, OSError) as error:
+    except (SettingsError, TokenizerError, OSError, zmq.ZMQError) as error:
         sys.stderr.write(f"kvrouter engine: {error}\n")
         return 1
     return 0

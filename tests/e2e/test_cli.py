@@ -119,11 +119,18 @@ async def test_running_streams_may_finish_when_the_router_stops() -> None:
         command("serve", "--worker", server.url, "--port", "0", "--admin-port", "0") as running,
         aiohttp.ClientSession() as session,
     ):
-        clients, _ = await serving(running)
-        body = {"model": "tiny", "prompt": "hello", "max_tokens": 20, "stream": True}
+        clients, admin = await serving(running)
+        body = {"model": "tiny", "prompt": "hello", "max_tokens": 60, "stream": True}
+
+        async def says(status: int) -> bool:
+            async with session.get(f"{admin}/ready") as answer:
+                return answer.status == status
+
         async with session.post(f"{clients}/completions", json=body) as response:
             await response.content.readline()
+            assert await says(200)
             running.process.send_signal(signal.SIGTERM)
+            await until(lambda: says(503))
             rest = await response.content.read()
         assert rest.endswith(b"data: [DONE]\n\n")
         assert await running.stop() == 0

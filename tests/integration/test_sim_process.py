@@ -3,9 +3,24 @@
 import asyncio
 import re
 import signal
+import socket
 import sys
 
 import aiohttp
+
+
+async def test_a_port_for_events_that_is_taken_is_said() -> None:
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        events = ["--kv-events-port", str(taken.getsockname()[1])]
+        command = [sys.executable, "-m", "kvrouter", "engine", "--port", "0", *events]
+        process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+        async with asyncio.timeout(30):
+            _, errors = await process.communicate()
+    assert process.returncode == 1
+    assert b"Address already in use" in errors
+    assert b"Traceback" not in errors
 
 
 async def test_the_engine_says_when_it_is_ready_and_ends_on_sigterm() -> None:

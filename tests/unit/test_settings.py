@@ -66,6 +66,18 @@ def test_what_a_setting_must_be_is_said(tables: dict[str, object], said: str) ->
     assert said in problem(tables)
 
 
+def test_ranks_of_a_worker_are_numbered_apart() -> None:
+    """E17: else one of them would be left out, or be taken for the other."""
+    events = [{"endpoint": "tcp://gpu1:5557"}, {"endpoint": "tcp://gpu1:5558"}]
+    assert "workers[0].kv_events[1].dp_rank" in problem(
+        {"workers": [{"url": "http://gpu1:8000", "kv_events": events}]}
+    )
+
+
+def test_workers_cannot_be_discovered_without_nats() -> None:
+    assert "nats.discover" in problem({"nats": {"discover": True}})
+
+
 def test_a_wildcard_that_the_engine_listens_on_is_no_address_to_connect_to() -> None:
     """It is what stands in --kv-events-config, and is copied from there."""
     events = {"endpoint": "tcp://gpu1:5557", "replay_endpoint": "tcp://*:5657"}
