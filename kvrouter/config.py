@@ -21,8 +21,8 @@ Port = Annotated[int, Meta(ge=0, le=65535)]
 HttpUrl = Annotated[
     str,
     Meta(
-        pattern=r"^https?://[^/\s?#]+/?$",
-        description="http://host:port, without a path such as /v1",
+        pattern=r"^https?://[^/\s?#@]+/?$",
+        description="http://host:port, without a user or a path such as /v1",
         examples=["http://gpu1:8000"],
     ),
 ]
@@ -67,7 +67,12 @@ class WorkerConfig(_Section, frozen=True, kw_only=True):
     """One engine process."""
 
     url: HttpUrl
-    name: Annotated[str, Meta(pattern=r"^[\w.:\-\[\]]+$")] | None = None
+    name: (
+        Annotated[
+            str, Meta(pattern=r"^[\w.:\-\[\]]+$", description="letters, digits and any of _.:-[]")
+        ]
+        | None
+    ) = None
     """How it is called in logs and metrics; its host and port where absent."""
     api_key: str | None = None
     """Sent by the router's own probes; requests of clients keep their own."""
@@ -238,7 +243,9 @@ class NatsConfig(_Section, frozen=True, kw_only=True):
     """One or more of a cluster. Without any, NATS is not used."""
     learn_servers: bool = True
     """Use the others of the cluster too; False where their addresses don't work from here."""
-    prefix: Annotated[str, Meta(pattern=r"^[\w-]+$")] = "kvrouter"
+    prefix: Annotated[str, Meta(pattern=r"^[\w-]+$", description="letters, digits, _ and -")] = (
+        "kvrouter"
+    )
     """The first token of all subjects: deployments that share a NATS need different ones."""
     relayed: bool = False
     """The events of all workers come from relays, not of those alone that say so."""
@@ -262,7 +269,10 @@ class ReplicaConfig(_Section, frozen=True, kw_only=True):
 
     sync: bool = True
     """Share bookings with them, where there is NATS or a `local_bus`."""
-    name: Annotated[str, Meta(pattern=r"^[\w.:\-]+$")] | None = None
+    name: (
+        Annotated[str, Meta(pattern=r"^[\w.:\-]+$", description="letters, digits and any of _.:-")]
+        | None
+    ) = None
     """No two running replicas may share one; host, process and chance where absent."""
     local_bus: str | None = None
     """A directory that the router's processes on this host share, for their sockets."""
@@ -287,7 +297,7 @@ class LimitConfig(_Section, frozen=True, kw_only=True):
     """Requests for engines at once; further ones get 503."""
     max_held_bytes: PositiveInt = 1_073_741_824
     """Of request bodies that are held at once, for retries; a body beyond that gets 503."""
-    extra_paths: list[Annotated[str, Meta(pattern=r"^/")]] = []
+    extra_paths: list[Annotated[str, Meta(pattern=r"^/", description="a path: /...")]] = []
     """More engine paths that clients may POST to."""
 
 
@@ -310,7 +320,15 @@ class ServerConfig(_Section, frozen=True, kw_only=True):
     """A file with the authorities of clients, which must have a certificate then."""
     admin_host: str = "127.0.0.1"
     admin_port: Port = 8001
-    cors_origins: list[Annotated[str, Meta(pattern=r"^(\*|[a-z][a-z0-9+.\-]*://[^/\s]+)$")]] = []
+    cors_origins: list[
+        Annotated[
+            str,
+            Meta(
+                pattern=r"^(\*|[a-z][a-z0-9+.\-]*://[^/\s]+)$",
+                description="an origin such as https://chat.example, or *",
+            ),
+        ]
+    ] = []
     """Origins (`https://chat.example`) whose pages may call from a browser; `*` for all."""
     access_log: bool = False
     """One line per request on standard error."""
@@ -367,6 +385,9 @@ def parse_config(tables: dict[str, Any]) -> Config:
     _check_names(config)
     _check_tls(config)
     _check_policy(tables.get("policy", {}))
+    server = config.server
+    if server.port and server.port == server.admin_port and server.host == server.admin_host:
+        raise ConfigError(f"server.admin_port: {server.port} is the port for clients already")
     return config
 
 

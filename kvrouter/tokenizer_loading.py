@@ -87,8 +87,7 @@ class TokenizerLoader:
         tokenizer = pool.tokenizer
         if tokenizer is None:
             log.warning(
-                "model %s: prompts are not tokenized, routed by load: %s "
-                "(tokenizer.backend may be remote or bytes)",
+                "model %s: prompts are not tokenized, routed by load: %s",
                 pool.model,
                 pool.tokenizer_problem,
             )

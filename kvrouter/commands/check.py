@@ -10,7 +10,7 @@ from kvrouter.config import parse_config, read_toml, worker_name
 def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `check` to the command line."""
     text = "check a configuration file without starting anything"
-    parser = commands.add_parser("check", help=text, description=text.capitalize() + ".")
+    parser = commands.add_parser("check", help=text, description=f"{text[0].upper()}{text[1:]}.")
     parser.add_argument("file", type=Path, metavar="FILE")
     parser.set_defaults(run=run)
 

@@ -18,7 +18,7 @@ TIMEOUT_S = 60.0
 def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `doctor` to the command line."""
     text = "check that workers have what exact routing needs, and say what is missing"
-    parser = commands.add_parser("doctor", help=text, description=text.capitalize() + ".")
+    parser = commands.add_parser("doctor", help=text, description=f"{text[0].upper()}{text[1:]}.")
     parser.add_argument("--worker", action="append", metavar="URL", help="a vLLM server; repeat")
     parser.add_argument("--config", type=Path, metavar="FILE", help="examine the workers of a file")
     parser.add_argument("--tokenizer", metavar="DIR_OR_HUB_ID", help="in place of the model's root")

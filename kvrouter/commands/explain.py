@@ -17,7 +17,7 @@ TIMEOUT_S = 30.0
 def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `explain` to the command line."""
     text = "ask a running router where a request would go, and why"
-    parser = commands.add_parser("explain", help=text, description=text.capitalize() + ".")
+    parser = commands.add_parser("explain", help=text, description=f"{text[0].upper()}{text[1:]}.")
     parser.add_argument(
         "file", metavar="FILE", help="a request body in JSON; - reads it from stdin"
     )

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `relay` to the command line."""
     text = "republish the KV events of vLLM servers on NATS; runs beside them"
-    parser = commands.add_parser("relay", help=text, description=text.capitalize() + ".")
+    parser = commands.add_parser("relay", help=text, description=f"{text[0].upper()}{text[1:]}.")
     parser.add_argument(
         "--engine", action="append", metavar="URL", help="a vLLM server; may be given many times"
     )

@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import errno
 import logging
 import signal
 import sys
@@ -180,7 +181,7 @@ async def _serve(config: Config, seat: Seat | None = None) -> int:
                     config.timeouts.shutdown_s,
                 )
     except OSError as error:
-        raise StartError(f"cannot listen: {error}; is the port taken?") from error
+        raise _cannot_listen(error) from error
     return 0
 
 
@@ -206,7 +207,12 @@ async def _keep(config: Config, arguments: Sequence[str]) -> int:
             _tell(config.server, kept.port, kept.admin_port)
             return await supervisor.run()
     except OSError as error:
-        raise StartError(f"cannot listen: {error}; is the port taken?") from error
+        raise _cannot_listen(error) from error
+
+
+def _cannot_listen(error: OSError) -> StartError:
+    taken = error.errno == errno.EADDRINUSE
+    return StartError(f"cannot listen: {error}" + ("; choose another --port" if taken else ""))
 
 
 def _tell(server: ServerConfig, port: int, admin_port: int) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import huggingface_hub
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
 DEFAULT = "default"
 TOOL_USE = "tool_use"
@@ -103,12 +103,18 @@ def _from_hub(hub_id: str, *, offline: bool) -> Path:
                 )
             )
         except (HfHubHTTPError, HFValidationError, OSError, ValueError) as error:
-            tried.append(f"{where}: {str(error).splitlines()[0] if str(error) else error!r}")
+            if isinstance(error, LocalEntryNotFoundError):  # its words are advice for programmers
+                tried.append(f"{where}: {'not there' if local else 'cannot be reached'}")
+            else:
+                tried.append(f"{where}: {str(error).splitlines()[0] if str(error) else error!r}")
             continue
         if (folder / "tokenizer.json").is_file():
             return folder
         tried.append(f"{where}: no tokenizer.json")
-    raise TokenizerError(f"no tokenizer for {hub_id!r}; tried: {'; '.join(tried)}")
+    raise TokenizerError(
+        f"no tokenizer for {hub_id!r}; tried: {'; '.join(tried)}. Give --tokenizer DIR_OR_HUB_ID, "
+        'or backend = "remote" or "bytes" under [tokenizer]'
+    )
 
 
 def _read_object(path: Path) -> dict[str, Any]:

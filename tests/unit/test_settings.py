@@ -49,9 +49,16 @@ def test_the_document_holds_the_reference() -> None:
         ({"timeouts": {"idle_s": 0}}, "timeouts.idle_s: must be a number, above 0"),
         ({"server": {"port": 70_000}}, "server.port: must be a whole number, 0 to 65535"),
         ({"server": {"access_log": 1}}, "server.access_log: must be true or false"),
-        ({"limits": {"extra_paths": "/x"}}, "limits.extra_paths: must be a list, each text"),
+        (
+            {"limits": {"extra_paths": "/x"}},
+            "limits.extra_paths: must be a list, each a path: /...",
+        ),
+        ({"limits": {"extra_paths": ["x"]}}, "limits.extra_paths[0]: must be a path: /..."),
+        ({"workers": [{"url": "http://me:pw@a:1"}]}, "without a user"),
+        ({"workers": [{"url": "http://a:1", "name": "x y"}]}, "name: must be letters, digits and"),
+        ({"server": {"port": 8001}}, "server.admin_port: 8001 is the port for clients already"),
         ({"policy": 3}, "policy: Expected `object`, got `int`"),
-        ({"workers": [{"url": "http://a:1/v1"}]}, "without a path such as /v1"),
+        ({"workers": [{"url": "http://a:1/v1"}]}, "or a path such as /v1"),
         (
             {"tokenizer": {"backends": {"m": "rust"}}},
             "tokenizer.backends[...]: must be one of auto, bytes, hf, remote",
