@@ -92,13 +92,15 @@ class Wire(asyncio.Transport):
 
 
 def pieces(messages: list[bytes]) -> st.SearchStrategy[list[bytes]]:
-    """Some of these behind each other, a byte of it changed or not, cut anywhere."""
+    """Some of these behind each other, bytes of it changed, its end missing, cut anywhere."""
 
     @st.composite
     def made(draw: st.DrawFn) -> list[bytes]:
         stream = bytearray(b"".join(draw(st.lists(st.sampled_from(messages), max_size=4))))
         for _ in range(draw(st.integers(0, 2)) if stream else 0):
             stream[draw(st.integers(0, len(stream) - 1))] = draw(st.integers(0, 255))
+        if draw(st.booleans()):
+            del stream[draw(st.integers(0, len(stream))) :]
         cuts = sorted(draw(st.lists(st.integers(0, len(stream)), max_size=6)))
         edges = [0, *cuts, len(stream)]
         return [bytes(stream[a:b]) for a, b in pairwise(edges) if b > a]
