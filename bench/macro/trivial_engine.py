@@ -135,7 +135,7 @@ class Engine(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         """Answer."""
-        if b'"stream": true' in self._body:
+        if b'"stream": true' in self._body or b'"stream":true' in self._body:
             self._stream(json.loads(self._body))
         elif self.transport is not None:
             self.transport.write(ROUTES.get(self._url, NOT_FOUND))
