@@ -240,5 +240,9 @@ def _send_json(client: Client, value: Any) -> None:
 def _answer_error(client: Client, error: RequestError) -> None:
     if client.begun:
         client.abort()
-    else:
-        send_whole(client, error.fault.status, list(error.headers().items()), error.body())
+        return
+    headers = list(error.headers().items())
+    request_id = client.fields.get(hdr.REQUEST_ID)
+    if request_id:
+        headers.append((hdr.REQUEST_ID, request_id))
+    send_whole(client, error.fault.status, headers, error.body())

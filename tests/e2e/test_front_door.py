@@ -107,6 +107,19 @@ async def test_a_request_without_an_id_gets_one_that_the_client_sees() -> None:
         assert response.headers["x-request-id"] == sent["x-request-id"]
 
 
+async def test_an_error_carries_the_id_that_the_client_gave() -> None:
+    """F13."""
+    async with (
+        stack(engine_settings()) as running,
+        running.session.post(
+            f"{running.url}/v1/chat/completions",
+            json={"model": "none", "messages": []},
+            headers={"X-Request-Id": "mine"},
+        ) as response,
+    ):
+        assert (response.status, response.headers["x-request-id"]) == (404, "mine")
+
+
 async def test_an_unknown_model_is_404_and_a_known_one_without_workers_503() -> None:
     """F9."""
     async with stack(engine_settings()) as running:
