@@ -2,8 +2,9 @@
 
 The index makes no cycles, but a full collection looks at all of its entries, and the loop stands
 still meanwhile (some 80 ms at two million). So what has lived through a warm-up is frozen, which
-takes it out of the collector's sight, and again whenever the index has grown much. Garbage in
-cycles that is frozen along is never freed: rarely, and little, as a collection of what is young
+takes it out of the collector's sight, and again whenever the index has grown by so much that a look
+at what is new takes 2 ms: a snapshot that is loaded brings millions of entries within seconds.
+Garbage in cycles that is frozen along is never freed: little, as a collection of what is young
 comes before.
 """
 
@@ -30,7 +31,7 @@ class Heap:
     def tick(self, blocks: int) -> None:
         """The index has so many blocks now."""
         self._frozen_blocks = min(self._frozen_blocks, blocks)
-        if blocks >= self._frozen_blocks + max(GROWTH_BLOCKS, self._frozen_blocks // 4):
+        if blocks >= self._frozen_blocks + GROWTH_BLOCKS:
             self._frozen_blocks = blocks
             gc.collect(0)
             gc.freeze()

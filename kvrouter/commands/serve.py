@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 FEW_FILES = 4096
 """Enough for two thousand streams."""
 
-HEAP_TICK_S = 0.25
+HEAP_TICK_S = 0.1
 
 SWITCH_S = 0.001
 """How long a thread may keep the interpreter while the event loop waits for it: a fifth of Python's
