@@ -205,7 +205,7 @@ class Holdings:
     # Storing
 
     def lengthen(self, event: BlocksStored) -> bytes:
-        """Store an event's blocks where they do no more than lengthen a leaf that is ours alone.
+        """Store an event's blocks where they only go on behind a leaf that is ours alone.
 
         Decoding does this and nothing else, a block at a time. Returns the blocks' hashes; nothing,
         and nothing is done, where the case is another one.
@@ -216,7 +216,9 @@ class Holdings:
         run = self.where.get(parent)
         if run is None:
             return b""
-        node = run.node
+        node, held, blocks = run.node, run.names, len(names)
+        label = node.label
+        room = self.tree.label_bytes - len(label)
         if (
             node.full != self.bit
             or node.children
@@ -224,32 +226,38 @@ class Holdings:
             or event.group != self.main_group
             or event.tier is not _GPU
             or self.main_of
-            or len(names) * HASH_BYTES > self.tree.label_bytes - len(node.label)
+            or blocks * HASH_BYTES > (room or self.tree.label_bytes)
+            or (not room and len(held) >= RUN_BYTES)
             or (event.extra_keys is not None and any(event.extra_keys))
-            or not run.names.endswith(parent.to_bytes(HASH_BYTES, "big"))
-            or ((event.hashes or len(event.token_ids) != size * len(names)) and not pairs_up(event))
+            or not held.endswith(parent.to_bytes(HASH_BYTES, "big"))
+            or ((event.hashes or len(event.token_ids) != size * blocks) and not pairs_up(event))
         ):
             return b""
-        if len(names) == 1:
+        behind = label[-HASH_BYTES:]
+        if blocks == 1:
             name = names[0]
             if type(name) is not int:
                 name = to_name(name)
             if name in self.where:
                 return b""
-            behind = node.label[-HASH_BYTES:]
             hashes = event.hashes or xxh3_64_digest(behind + token_bytes(event.token_ids))
             self.where[name] = run
-            run.names += name.to_bytes(HASH_BYTES, "big")
+            run.names = held + name.to_bytes(HASH_BYTES, "big")
         else:
             fresh = dict.fromkeys(to_names(names), run)
-            if len(fresh) < len(names) or not self.where.keys().isdisjoint(fresh):
+            if not blocks or len(fresh) < blocks or not self.where.keys().isdisjoint(fresh):
                 return b""
-            hashes = event.hashes or chain(node.label[-HASH_BYTES:], event.token_ids, size)
+            hashes = event.hashes or chain(behind, event.token_ids, size)
             self.where.update(fresh)
-            run.names += struct.pack(f">{len(fresh)}Q", *fresh)
-        node.label += hashes
-        self.tree.blocks += len(names)
-        self.gpu_copies += len(names)
+            run.names = held + struct.pack(f">{blocks}Q", *fresh)
+        self.gpu_copies += blocks
+        if room:
+            node.label = label + hashes
+            self.tree.blocks += blocks
+        else:
+            run.node = leaf = self.tree.add_leaf(node, hashes)
+            leaf.full = self.bit
+            self.runs[leaf] = run
         return hashes
 
     def store(self, span: Span, names: Sequence[int], tier: Tier) -> None:

@@ -195,7 +195,7 @@ class Tree:
             if grown:
                 yield self._grow(node, grown)
         for at in range(0, len(hashes), self.label_bytes):
-            node = self._add_leaf(node, hashes[at : at + self.label_bytes])
+            node = self.add_leaf(node, hashes[at : at + self.label_bytes])
             yield Span(node, 0, node.blocks)
 
     def _grow(self, leaf: Node, hashes: bytes) -> Span:
@@ -207,7 +207,8 @@ class Tree:
             leaf.show(holder, holder.runs[leaf])
         return span
 
-    def _add_leaf(self, parent: Node, label: bytes) -> Node:
+    def add_leaf(self, parent: Node, label: bytes) -> Node:
+        """A new node behind the last block of another, for its caller to enter the holder."""
         leaf = Node(label, parent, parent.start + parent.blocks)
         if not parent.children:
             parent.children = {}

@@ -56,8 +56,11 @@ MUTANTS = {
     "decoding goes on behind any block of a run": Mutant(
         holdings.Holdings,
         "lengthen",
-        'or not run.names.endswith(parent.to_bytes(HASH_BYTES, "big"))',
+        'or not held.endswith(parent.to_bytes(HASH_BYTES, "big"))',
         "",
+    ),
+    "decoding begins a leaf that is nobody's": Mutant(
+        holdings.Holdings, "lengthen", "leaf.full = self.bit", "pass"
     ),
     "the heir of a place forgets the other names": Mutant(
         holdings.Holdings, "_inherit", "self.aliases[heir] = others", "pass"
