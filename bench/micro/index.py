@@ -21,7 +21,7 @@ import tracemalloc
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from index_cases import (
     Chain,
@@ -50,6 +50,7 @@ from kvrouter.heap import Heap
 RANK = WorkerRank("w")
 RATE = "M blocks/s"
 
+T = TypeVar("T")
 Figures = dict[str, Any]
 Work = Callable[[], object]
 
@@ -155,6 +156,7 @@ class Bench:
             self.report(
                 "  ours without decoding", RATE, "-", self.turns([partial(_apply, batches)])
             )
+            self.report("  ours, least times", RATE, "-", [[_least(payloads, decode_batch)]])
 
     def _rival_events(self, chains: list[Chain], per_event: int) -> tuple[Rival, list[bytes]]:
         rivals = [Rival(chain.prompt) for chain in chains]
@@ -175,6 +177,8 @@ class Bench:
             payloads = list(map(encode_batch, batches))
             name = f"removal, one hash an event, runs of {run}"
             self.report(name, RATE, goal, self.turns([partial(_apply, batches, chains)]))
+            least = _least(batches, lambda batch: batch, chains)
+            self.report("  least times", RATE, "-", [[least]])
             decoding = partial(_apply_payloads, payloads, chains)
             self.report("  with decoding", RATE, "-", self.turns([decoding]))
 
@@ -355,6 +359,23 @@ def _apply_payloads(payloads: list[bytes], before: list[Chain] = []) -> float:  
 
     seconds = cpu_s(work, 1)
     return _blocks_of(map(decode_batch, payloads)) / seconds / 1e6
+
+
+def _least(what: list[T], to_batch: Callable[[T], EventBatch], before: list[Chain] = []) -> float:  # noqa: B006
+    """Millions of blocks a second, if each batch takes the least time that it took in 15 rounds.
+
+    This is what is left of the figure on a machine that others use too.
+    """
+    least = [float("inf")] * len(what)
+    gc.disable()
+    for _ in range(15):
+        index = _filled(before)
+        for at, each in enumerate(what):
+            started = time.process_time()
+            index.apply(RANK, to_batch(each))
+            least[at] = min(least[at], time.process_time() - started)
+    gc.enable()
+    return _blocks_of(map(to_batch, what)) / sum(least) / 1e6
 
 
 def _apply_to_rival(tree: Rival, apply: Callable[[int, bytes], int], what: list[bytes]) -> float:
