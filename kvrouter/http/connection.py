@@ -202,6 +202,8 @@ class ClientConnection(asyncio.Protocol):
 
     def _refuse(self, failure: RequestError) -> None:
         """Answer what could not be read as a request."""
+        if self._transport is None or self._transport.is_closing():
+            return
         self.closing = True
         self._owner.refused(failure.fault)
         incoming = Incoming("", "", [])

@@ -223,6 +223,13 @@ def with_events(streams: list[bytes]) -> st.SearchStrategy[list[list[Any]]]:
     )
 
 
+@pytest.mark.parametrize("pause", range(1, 6))
+def test_what_comes_behind_the_last_response_is_not_refused_again_and_again(pause: int) -> None:
+    """With TLS a connection that is being closed may still deliver."""
+    noise: list[list[Any]] = [[b"noise\r\n\r\n", []]] * 3
+    run(lambda: client_side([[REQUESTS[5], ["turn"] * pause], *noise]))
+
+
 FEW = settings(max_examples=20, deadline=None)
 MANY = settings(max_examples=EXAMPLES, deadline=None, database=None)
 
