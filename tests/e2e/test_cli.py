@@ -133,7 +133,7 @@ async def test_running_streams_may_finish_when_the_router_stops() -> None:
             await until(lambda: says(503))
             rest = await response.content.read()
         assert rest.endswith(b"data: [DONE]\n\n")
-        assert await running.stop() == 0
+        assert await running.ended() == 0
 
 
 async def test_ctrl_c_ends_an_idle_router_at_once() -> None:

@@ -35,6 +35,10 @@ class Command:
         """Signal it and wait for its exit status."""
         if self.process.returncode is None:
             self.process.send_signal(number)
+        return await self.ended()
+
+    async def ended(self) -> int:
+        """Wait for its end; returns its exit status."""
         async with asyncio.timeout(START_S):
             rest = await self.process.stdout.read() if self.process.stdout else b""
             self.lines.append(rest.decode())
