@@ -9,6 +9,9 @@ log = logging.getLogger(__name__)
 
 RESTART_S = 1.0
 
+CANCEL_AGAIN_S = 5.0
+"""Longer than what a task does in order to end well."""
+
 
 @asynccontextmanager
 async def background(runs: Mapping[str, Callable[[], Awaitable[None]]]) -> AsyncIterator[None]:
@@ -20,10 +23,19 @@ async def background(runs: Mapping[str, Callable[[], Awaitable[None]]]) -> Async
         await cancelled(tasks)
 
 
-async def cancelled(tasks: Sequence[asyncio.Task[None]]) -> None:
-    """Cancel tasks and wait until they have ended."""
-    for task in tasks:
-        task.cancel()
+async def cancelled(
+    tasks: Sequence[asyncio.Task[None]], *, again_s: float = CANCEL_AGAIN_S
+) -> None:
+    """Cancel tasks and wait until they have ended, whatever comes between.
+
+    One cancellation can be lost: to `asyncio.wait_for` before Python 3.12, when what it waits for
+    comes in the same moment, and to libraries. A router would then never end.
+    """
+    waiting = set(tasks)
+    while waiting:
+        for task in waiting:
+            task.cancel()
+        _, waiting = await asyncio.wait(waiting, timeout=again_s)
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
