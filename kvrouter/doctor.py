@@ -19,6 +19,7 @@ from events.zmq_source import SourceSettings, ZmqSource
 from kvrouter.config import RankEvents, WorkerConfig, worker_name
 from kvrouter.joining import JoinError, learn
 from kvrouter.openai.body import Endpoint, parse_body
+from kvrouter.supervision import cancelled
 from kvrouter.tokenize import ModelTokenizer, TokenizerError
 from kvrouter.workers import WorkerFacts
 
@@ -106,8 +107,7 @@ class Examination:
             except TimeoutError:
                 pass  # the state tells how far it came
             finally:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
+                await cancelled([task])
         return _stream_finding(rank, endpoint, source.state, listener)
 
     async def _tokens(self, facts: WorkerFacts) -> AsyncIterator[Finding]:

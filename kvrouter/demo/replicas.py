@@ -16,6 +16,7 @@ from kvrouter.demo.nats_server import NatsServer
 from kvrouter.demo.processes import MODEL, engines, free_port, router
 from kvrouter.demo.workload import WorkloadSettings, conversations
 from kvrouter.startup import StartError
+from kvrouter.supervision import cancelled
 
 STREAMS_PER_ROUTER = 8
 STEP_MS = 50
@@ -61,10 +62,7 @@ class Site:
 
     async def close_streams(self) -> None:
         """The clients leave."""
-        tasks = [task for tasks in self.streams for task in tasks]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancelled([task for tasks in self.streams for task in tasks])
 
     async def ask(self, number: int, text: str, max_tokens: int) -> tuple[str, int]:
         """A question; the engine that answered, and the cached tokens that were expected there."""

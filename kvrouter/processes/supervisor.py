@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 
 from kvrouter.processes.child import Child
 from kvrouter.processes.restarts import Restarts
+from kvrouter.supervision import cancelled
 
 log = logging.getLogger(__name__)
 
@@ -78,9 +79,7 @@ class Supervisor:
         keeping = [asyncio.create_task(self._keep(slot)) for slot in self.slots]
         await self._stop.wait()
         await self._stop_all()
-        for task in (*keeping, *self._tasks):
-            task.cancel()
-        await asyncio.gather(*keeping, *self._tasks, return_exceptions=True)
+        await cancelled([*keeping, *self._tasks])
         return self._status
 
     async def _keep(self, slot: Slot) -> None:
