@@ -99,7 +99,7 @@ async def test_a_server_that_wants_a_certificate_gets_ours(
         without = link_by(server.url, tls_ca=ours.ca)
         foreign = link_by(server.url, tls_ca=ours.ca, tls_cert=theirs.cert, tls_key=theirs.key)
         for link in (without, foreign):
-            await fails(link, "certificate", "alert", "lost", "closed", "reset")
+            await fails(link, "certificate", "alert", "lost", "closed", "reset", "pipe")
 
 
 async def test_an_nkey_is_needed_where_the_server_wants_one(tmp_path: Path) -> None:
