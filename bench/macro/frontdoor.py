@@ -233,7 +233,7 @@ def clients(script: str, port: int, **options: float) -> dict[str, Any]:
     return found
 
 
-def measure_requests(port: int, pid: int, seconds: float, script: Path) -> dict[str, float]:
+def measure_requests(port: int, pid: int, seconds: float, script: Path) -> dict[str, float | None]:
     """CPU per request under full load, and latency at a modest rate."""
     wrk(port, 1, 16, script)
     pids = family(pid)
@@ -252,7 +252,7 @@ def measure_requests(port: int, pid: int, seconds: float, script: Path) -> dict[
 
 def measure_streams(
     port: int, pid: int, seconds: float, count: int, pace_ms: float
-) -> dict[str, float]:
+) -> dict[str, float | None]:
     """CPU per chunk of paced streams, and how late chunks come."""
     pids = family(pid)
     rss_before = rss_kb(pids)
@@ -281,16 +281,22 @@ def measure_streams(
     }
 
 
-def merge(known: dict[str, float], found: dict[str, float]) -> dict[str, float]:
-    """The best of two rounds: the machine has other things to do at times."""
+def merge(
+    known: dict[str, float | None], found: dict[str, float | None]
+) -> dict[str, float | None]:
+    """The best of two rounds: the machine has other things to do at times.
+
+    None is what a round did not see, as the latency of chunks that never came.
+    """
     best = dict(known)
     for name, value in found.items():
         pick = max if name.startswith(("requests_per_s", "chunks_per_s")) else min
-        best[name] = pick(best[name], value) if name in best else value
+        seen = [each for each in (best.get(name), value) if each is not None]
+        best[name] = pick(seen) if seen else None
     return best
 
 
-def run(front: Front | None, engine: int, options: argparse.Namespace) -> dict[str, float]:
+def run(front: Front | None, engine: int, options: argparse.Namespace) -> dict[str, float | None]:
     """Start one front door (None: go directly to the engine) and measure it."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -322,7 +328,7 @@ def commit() -> str:
     return output.stdout.strip()
 
 
-def table(results: dict[str, dict[str, float]]) -> str:
+def table(results: dict[str, dict[str, float | None]]) -> str:
     """The figures for people."""
     names = list(dict.fromkeys(name for found in results.values() for name in found))
     width = max(map(len, names))
@@ -351,7 +357,7 @@ def main() -> None:
     for missing in set(wanted) - {front.name for front in fronts}:
         print(f"not installed: {missing}", file=sys.stderr)
     engine = free_port()
-    results: dict[str, dict[str, float]] = {}
+    results: dict[str, dict[str, float | None]] = {}
     with process([sys.executable, str(HERE / "trivial_engine.py"), str(engine)]):
         wait_ready(engine)
         for number in range(options.rounds):
