@@ -13,6 +13,7 @@ import heapq
 import math
 from collections.abc import Sequence
 from itertools import count
+from typing import NamedTuple
 
 from events import WorkerRank
 from indexer.hashing import HASH_BYTES
@@ -22,6 +23,19 @@ MAX_BLOCKS = 500_000
 _GONE_BLOCKS = 4096
 
 
+class _Prediction(NamedTuple):
+    """One prediction, in the order of the queue: by expiry, then by age.
+
+    `known` is the map that it wrote in; where that is not the rank's any more, nothing is left.
+    """
+
+    until: float
+    age: int
+    rank: WorkerRank
+    hashes: bytes
+    known: dict[int, float]
+
+
 class PredictedBlocks:
     """Expected blocks per rank. `max_blocks` bounds the blocks of all live predictions."""
 
@@ -29,7 +43,7 @@ class PredictedBlocks:
         self._max_blocks = max_blocks
         self._until: dict[WorkerRank, dict[int, float]] = {}
         self._latest: dict[WorkerRank, float] = {}  # no block of the rank lasts longer
-        self._queue: list[tuple[float, int, WorkerRank, bytes]] = []  # by expiry, then by age
+        self._queue: list[_Prediction] = []
         self._queued_blocks = 0
         self._age = count()
         self._perhaps: set[int] = set()  # all predicted blocks of any rank, and some gone ones
@@ -49,7 +63,7 @@ class PredictedBlocks:
             self._latest[rank] = until
         known.update(expected)
         self._perhaps.update(expected)
-        heapq.heappush(self._queue, (until, next(self._age), rank, hashes))
+        heapq.heappush(self._queue, _Prediction(until, next(self._age), rank, hashes, known))
         self._queued_blocks += len(hashes) // HASH_BYTES
         while self._queued_blocks > self._max_blocks:
             self._drop_first()
@@ -72,35 +86,37 @@ class PredictedBlocks:
         What other predictions of the rank expect as well stays. Costs a look at each live
         prediction, which only what went wrong has to pay.
         """
-        known = self._until.get(rank, {})
+        known = self._until.get(rank)
+        if known is None:
+            return
         hashes = hashes[: self._max_blocks * HASH_BYTES]
-        taken = next((entry for entry in self._queue if entry[2:] == (rank, hashes)), None)
+        living = [made for made in self._queue if made.known is known]
+        taken = next((made for made in living if made.hashes == hashes), None)
         if taken is None:
             return
         self._queue.remove(taken)
+        living.remove(taken)
         heapq.heapify(self._queue)
         self._queued_blocks -= len(hashes) // HASH_BYTES
         gone = known.keys() & set(_blocks(hashes))
         for block in gone:
             del known[block]
-        for until, _, other, others in self._queue:
-            if other == rank:
-                for block in gone.intersection(_blocks(others)):
-                    known[block] = max(until, known.get(block, until))
+        for made in living:
+            for block in gone.intersection(_blocks(made.hashes)):
+                known[block] = max(made.until, known.get(block, made.until))
         if not known:
             self.drop(rank)
 
     def expire(self, now: float) -> None:
         """Forget what was expected up to `now` and has not come."""
-        while self._queue and self._queue[0][0] <= now:
+        while self._queue and self._queue[0].until <= now:
             self._drop_first()
 
     def _drop_first(self) -> None:
         """Forget the prediction that expires first, but not what a later one expects as well."""
-        until, _, rank, hashes = heapq.heappop(self._queue)
+        until, _, rank, hashes, known = heapq.heappop(self._queue)
         self._queued_blocks -= len(hashes) // HASH_BYTES
-        known = self._until.get(rank)
-        if known is None:
+        if self._until.get(rank) is not known:
             return
         for block in _blocks(hashes):
             if known.get(block, math.inf) <= until:
@@ -109,9 +125,11 @@ class PredictedBlocks:
             self.drop(rank)
 
     def drop(self, rank: WorkerRank) -> None:
-        """Forget all predictions of a rank; their entries in the queue run out by themselves."""
-        self._until.pop(rank, None)
-        self._latest.pop(rank, None)
+        """Forget all predictions of a rank at once: the queue sees by their map that they are."""
+        known = self._until.pop(rank, None)
+        if known is not None:
+            known.clear()
+            del self._latest[rank]
 
     def drop_worker(self, name: str) -> None:
         """Forget all predictions of a worker's ranks."""
@@ -144,14 +162,15 @@ class PredictedBlocks:
 
     def check(self) -> None:
         """Raise InvariantError if anything contradicts anything."""
-        queued = sum(len(hashes) // HASH_BYTES for *_, hashes in self._queue)
+        queued = sum(len(made.hashes) // HASH_BYTES for made in self._queue)
         _require(queued == self._queued_blocks, f"{self._queued_blocks} queued, {queued} found")
         _require(queued <= self._max_blocks, f"{queued} blocks, {self._max_blocks} allowed")
         _require(self._latest.keys() == self._until.keys(), "ranks without predictions are kept")
         ends = {
-            (rank, block, until)
-            for until, _, rank, hashes in self._queue
-            for block in _blocks(hashes)
+            (made.rank, block, made.until)
+            for made in self._queue
+            if made.known is self._until.get(made.rank)
+            for block in _blocks(made.hashes)
         }
         for rank, known in self._until.items():
             _require(known.keys() <= self._perhaps, f"{rank} has blocks that nobody looks for")

@@ -191,3 +191,21 @@ def test_what_events_have_confirmed_is_not_expected_again_by_a_withdrawal(
     predicted.check()
     assert predicted.leading(RANK, HASHES, 0, now=2.0) == 0
     assert predicted.leading(RANK, HASHES, 3, now=2.0) == 7
+
+
+@pytest.mark.parametrize("gone", ["cleared", "confirmed"])
+def test_a_withdrawal_brings_nothing_back_that_the_rank_has_dropped(
+    predicted: PredictedBlocks, gone: str
+) -> None:
+    """Routed, stored and evicted (or cleared) within a prediction's life; then one is refused."""
+    predicted.expect(RANK, HASHES, now=0.0, ttl_s=10.0)
+    if gone == "cleared":
+        predicted.drop(RANK)
+    else:
+        predicted.confirm(RANK, HASHES)
+    predicted.expect(RANK, HASHES, now=2.0, ttl_s=10.0)
+    predicted.expect(RANK, HASHES[: 3 * 8], now=3.0, ttl_s=5.0)
+    predicted.withdraw(RANK, HASHES)
+    predicted.check()
+    assert predicted.leading(RANK, HASHES, 0, now=4.0) == 3
+    assert predicted.leading(RANK, HASHES, 0, now=8.0) == 0
