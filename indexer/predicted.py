@@ -11,11 +11,13 @@ first go first. A lost prediction costs one request its best worker, no more.
 
 import heapq
 import math
-from collections.abc import Sequence
-from itertools import count
+from array import array
+from collections.abc import Iterator, Sequence
+from itertools import count, groupby
 from typing import NamedTuple
 
 from events import WorkerRank
+from indexer.guesses import Guesses, blocks_of
 from indexer.hashing import HASH_BYTES
 from indexer.model import InvariantError
 
@@ -26,14 +28,14 @@ _GONE_BLOCKS = 4096
 class _Prediction(NamedTuple):
     """One prediction, in the order of the queue: by expiry, then by age.
 
-    `known` is the map that it wrote in; where that is not the rank's any more, nothing is left.
+    `known` is what it was noted in; where that is not the rank's any more, nothing is left.
     """
 
     until: float
     age: int
     rank: WorkerRank
     hashes: bytes
-    known: dict[int, float]
+    known: Guesses
 
 
 class PredictedBlocks:
@@ -41,8 +43,7 @@ class PredictedBlocks:
 
     def __init__(self, *, max_blocks: int = MAX_BLOCKS) -> None:
         self._max_blocks = max_blocks
-        self._until: dict[WorkerRank, dict[int, float]] = {}
-        self._latest: dict[WorkerRank, float] = {}  # no block of the rank lasts longer
+        self._guesses: dict[WorkerRank, Guesses] = {}
         self._queue: list[_Prediction] = []
         self._queued_blocks = 0
         self._age = count()
@@ -54,31 +55,24 @@ class PredictedBlocks:
         if not hashes or ttl_s <= 0:
             return
         until = now + ttl_s
-        known = self._until.setdefault(rank, {})
-        expected = dict.fromkeys(_blocks(hashes), until)
-        if until < self._latest.get(rank, until):
-            for block in expected.keys() & known.keys():
-                expected[block] = max(until, known[block])
-        else:
-            self._latest[rank] = until
-        known.update(expected)
-        self._perhaps.update(expected)
+        known = self._guesses.get(rank)
+        if known is None:
+            known = self._guesses[rank] = Guesses()
+        self._perhaps.update(blocks_of(known.expect(hashes, until)))
         heapq.heappush(self._queue, _Prediction(until, next(self._age), rank, hashes, known))
         self._queued_blocks += len(hashes) // HASH_BYTES
         while self._queued_blocks > self._max_blocks:
             self._drop_first()
         if len(self._perhaps) > 2 * self._queued_blocks + _GONE_BLOCKS:
-            self._perhaps = set().union(*self._until.values())
+            self._perhaps = set().union(*(known.blocks for known in self._guesses.values()))
 
     def confirm(self, rank: WorkerRank, hashes: bytes) -> None:
         """Events have these blocks on the rank: the index speaks for them from now on."""
-        known = self._until.get(rank)
-        if known is None:
-            return
-        for block in _blocks(hashes):
-            known.pop(block, None)
-        if not known:
-            self.drop(rank)
+        known = self._guesses.get(rank)
+        if known is not None:
+            known.forget(hashes, math.inf)
+            if not known:
+                self.drop(rank)
 
     def withdraw(self, rank: WorkerRank, hashes: bytes) -> None:
         """Take back a prediction of these blocks: they won't come, as the request was refused.
@@ -86,7 +80,7 @@ class PredictedBlocks:
         What other predictions of the rank expect as well stays. Costs a look at each live
         prediction, which only what went wrong has to pay.
         """
-        known = self._until.get(rank)
+        known = self._guesses.get(rank)
         if known is None:
             return
         hashes = hashes[: self._max_blocks * HASH_BYTES]
@@ -98,12 +92,10 @@ class PredictedBlocks:
         living.remove(taken)
         heapq.heapify(self._queue)
         self._queued_blocks -= len(hashes) // HASH_BYTES
-        gone = known.keys() & set(_blocks(hashes))
-        for block in gone:
-            del known[block]
-        for made in living:
-            for block in gone.intersection(_blocks(made.hashes)):
-                known[block] = max(made.until, known.get(block, made.until))
+        gone = [block for block in blocks_of(hashes) if block in known.blocks]
+        known.forget(hashes, math.inf)
+        for until, blocks in _lasting(gone, living):
+            known.expect(blocks, until)
         if not known:
             self.drop(rank)
 
@@ -116,24 +108,21 @@ class PredictedBlocks:
         """Forget the prediction that expires first, but not what a later one expects as well."""
         until, _, rank, hashes, known = heapq.heappop(self._queue)
         self._queued_blocks -= len(hashes) // HASH_BYTES
-        if self._until.get(rank) is not known:
+        if self._guesses.get(rank) is not known:
             return
-        for block in _blocks(hashes):
-            if known.get(block, math.inf) <= until:
-                del known[block]
+        known.forget(hashes, until)
         if not known:
             self.drop(rank)
 
     def drop(self, rank: WorkerRank) -> None:
-        """Forget all predictions of a rank at once: the queue sees by their map that they are."""
-        known = self._until.pop(rank, None)
+        """Forget all predictions of a rank at once: the queue sees by `known` that they are."""
+        known = self._guesses.pop(rank, None)
         if known is not None:
             known.clear()
-            del self._latest[rank]
 
     def drop_worker(self, name: str) -> None:
         """Forget all predictions of a worker's ranks."""
-        for rank in [rank for rank in self._until if rank.worker == name]:
+        for rank in [rank for rank in self._guesses if rank.worker == name]:
             self.drop(rank)
 
     def leading(self, rank: WorkerRank, hashes: bytes, start: int, now: float) -> int:
@@ -144,55 +133,53 @@ class PredictedBlocks:
         self, ranks: Sequence[WorkerRank], hashes: bytes, starts: Sequence[int], now: float
     ) -> list[int]:
         """`leading` for each rank from its own start. Most have nothing there: that is cheap."""
-        blocks = _blocks(hashes)
+        blocks = blocks_of(hashes)
         end = len(blocks)
         wanted = {start for start in set(starts) if start < end and blocks[start] in self._perhaps}
         if not wanted:
             return [0] * len(ranks)
         return [
-            _leading(known, blocks, start, now)
-            if start in wanted and (known := self._until.get(rank)) is not None
+            known.leading(blocks, hashes, start, now)
+            if start in wanted and (known := self._guesses.get(rank)) is not None
             else 0
             for rank, start in zip(ranks, starts, strict=True)
         ]
 
     def __len__(self) -> int:
         """Predicted blocks of all ranks."""
-        return sum(map(len, self._until.values()))
+        return sum(map(len, self._guesses.values()))
 
     def check(self) -> None:
         """Raise InvariantError if anything contradicts anything."""
         queued = sum(len(made.hashes) // HASH_BYTES for made in self._queue)
         _require(queued == self._queued_blocks, f"{self._queued_blocks} queued, {queued} found")
         _require(queued <= self._max_blocks, f"{queued} blocks, {self._max_blocks} allowed")
-        _require(self._latest.keys() == self._until.keys(), "ranks without predictions are kept")
         ends = {
             (made.rank, block, made.until)
             for made in self._queue
-            if made.known is self._until.get(made.rank)
-            for block in _blocks(made.hashes)
+            if made.known is self._guesses.get(made.rank)
+            for block in blocks_of(made.hashes)
         }
-        for rank, known in self._until.items():
-            _require(known.keys() <= self._perhaps, f"{rank} has blocks that nobody looks for")
-            _require(bool(known), f"{rank} has an empty map")
-            late = max(known.values()) > self._latest[rank]
-            _require(not late, f"{rank} has blocks that last longer than it says")
-            for block, until in known.items():
+        for rank, known in self._guesses.items():
+            known.check()
+            _require(len(known) > 0, f"{rank} has an empty map")
+            for block, until in known:
+                _require(block in self._perhaps, f"nobody looks for {rank} block {block:x}")
                 _require((rank, block, until) in ends, f"{rank} block {block:x} never expires")
 
 
-def _leading(known: dict[int, float], blocks: memoryview, start: int, now: float) -> int:
-    length = 0
-    for block in blocks[start:]:
-        if known.get(block, now) <= now:
-            break
-        length += 1
-    return length
-
-
-def _blocks(hashes: bytes) -> memoryview:
-    """The hashes as numbers: the cheapest keys that there are."""
-    return memoryview(hashes).cast("Q")
+def _lasting(
+    gone: Sequence[int], predictions: Sequence[_Prediction]
+) -> Iterator[tuple[float, bytes]]:
+    """Those of these blocks that predictions have: the longest time, and blocks of that time."""
+    wanted = set(gone)
+    lasting: dict[int, float] = {}
+    for made in predictions:
+        for block in wanted.intersection(blocks_of(made.hashes)):
+            lasting[block] = max(made.until, lasting.get(block, made.until))
+    kept = [block for block in gone if block in lasting]
+    for until, blocks in groupby(kept, lasting.__getitem__):
+        yield until, array("Q", blocks).tobytes()
 
 
 def _require(holds: bool, story: str) -> None:

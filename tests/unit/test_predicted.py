@@ -127,34 +127,53 @@ def test_nothing_is_predicted_for_no_blocks_or_no_time(predicted: PredictedBlock
 
 
 def test_any_order_of_calls_agrees_with_a_plain_list_of_predictions() -> None:
-    rng = random.Random(5)
+    rng = random.Random(6)
     predicted = PredictedBlocks()
     prompts = [block_hashes([rng.randrange(2) for _ in range(8)], 1) for _ in range(20)]
     plain: dict[tuple[WorkerRank, bytes], float] = {}
     now = 0.0
-    for _ in range(2000):
-        now += rng.random()
+    for _ in range(1000):
+        now += rng.choice([0.0, 0.5, rng.random()])
         rank, hashes = rng.choice([RANK, OTHER]), rng.choice(prompts)
         blocks = [hashes[at : at + 8] for at in range(0, len(hashes), 8)]
-        action = rng.choice(["expect", "expect", "confirm", "expire", "drop"])
+        first, last = sorted((rng.randrange(9), rng.randrange(9)))
+        action = rng.choice([*["expect"] * 4, "confirm", "expire", "drop"])
         if action == "expect":
-            ttl_s = rng.random() * 5 + 0.01
-            predicted.expect(rank, hashes, now=now, ttl_s=ttl_s)
-            for block in blocks:
+            ttl_s = rng.choice([0.5, 2.0, 3.0, rng.random() * 5 + 0.01])
+            predicted.expect(rank, hashes[first * 8 : last * 8], now=now, ttl_s=ttl_s)
+            for block in blocks[first:last]:
                 plain[rank, block] = max(now + ttl_s, plain.get((rank, block), 0.0))
         elif action == "confirm":
-            predicted.confirm(rank, hashes[: 3 * 8])
-            for block in blocks[:3]:
+            predicted.confirm(rank, hashes[first * 8 : last * 8])
+            for block in blocks[first:last]:
                 plain.pop((rank, block), None)
         elif action == "expire":
             predicted.expire(now)
         elif rng.random() < 0.1:
             predicted.drop(rank)
             plain = {key: until for key, until in plain.items() if key[0] != rank}
+        predicted.check()
+        hashes = rng.choice(prompts)
+        blocks = [hashes[at : at + 8] for at in range(0, len(hashes), 8)]
         live = [plain.get((rank, block), 0.0) > now for block in blocks]
         for start in range(9):
             expected = [*live[start:], False].index(False)
             assert predicted.leading(rank, hashes, start, now) == expected
+
+
+def test_a_prompt_that_grows_is_expected_as_one(predicted: PredictedBlocks) -> None:
+    """The next turn, the same document with another question, and what the first one still has."""
+    other = block_hashes([*range(6), 99, 98, 97], 1)
+    predicted.expect(RANK, HASHES[: 8 * 8], now=0.0, ttl_s=5.0)
+    predicted.expect(RANK, HASHES, now=1.0, ttl_s=5.0)
+    predicted.expect(RANK, other, now=2.0, ttl_s=5.0)
+    predicted.check()
+    assert len(predicted) == 13
+    assert predicted.leading(RANK, HASHES, 0, now=3.0) == 10
+    assert predicted.leading(RANK, other, 2, now=3.0) == 7
+    predicted.expire(6.0)
+    assert predicted.leading(RANK, HASHES, 0, now=6.0) == 6
+    assert predicted.leading(RANK, other, 0, now=6.0) == 9
     predicted.check()
 
 
