@@ -1,25 +1,29 @@
 """The access log: one line for each attempt that ended, with what an operator asks for first."""
 
 import logging
+import time
 
 from kvrouter.http.attempt import Attempt
 
 log = logging.getLogger("kvrouter.access")
 
 
-def note(request_id: str, path: str, model: str, attempt: Attempt, now: float) -> None:
-    """Log an attempt that ended at `now`, if the access log is on."""
+def note(client: str | None, request_id: str, path: str, model: str, attempt: Attempt) -> None:
+    """Log an attempt that ended now, if the access log is on. `client` is an address."""
     if log.isEnabledFor(logging.INFO):
-        log.info("%s", line(request_id, path, model, attempt, now))
+        log.info("%s", line(client, request_id, path, model, attempt, time.monotonic()))
 
 
-def line(request_id: str, path: str, model: str, attempt: Attempt, now: float) -> str:
-    """The line for one attempt, as key=value pairs."""
+def line(
+    client: str | None, request_id: str, path: str, model: str, attempt: Attempt, now: float
+) -> str:
+    """The line for one attempt that ended at `now`, as key=value pairs."""
     decision = attempt.placement.decision
     chosen = decision.chosen
     first_byte_at = attempt.first_byte_at
     fields: dict[str, object] = {
         "id": request_id,
+        "client": client,
         "path": path,
         "model": model,
         "worker": attempt.worker.name,

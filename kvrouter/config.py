@@ -4,6 +4,7 @@ Every problem is reported with the path of the field that has it. All durations 
 and all sizes in bytes or tokens, as the names say.
 """
 
+import ipaddress
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -318,6 +319,10 @@ class ServerConfig(_Section, frozen=True, kw_only=True):
     """Its key, where that stands in a file of its own."""
     tls_client_ca: str | None = None
     """A file with the authorities of clients, which must have a certificate then."""
+    proxy_protocol_from: list[str] = []
+    """Addresses and networks of load balancers. A connection from one of them must begin with a
+    PROXY protocol header (version 1 or 2, before TLS), which tells the client's address; one from
+    elsewhere must not. `["0.0.0.0/0", "::/0"]` where all come through one."""
     admin_host: str = "127.0.0.1"
     admin_port: Port = 8001
     cors_origins: list[
@@ -384,6 +389,7 @@ def parse_config(tables: dict[str, Any]) -> Config:
     config = msgspec.convert(tables, Config)
     _check_names(config)
     _check_tls(config)
+    _check_balancers(config.server)
     _check_policy(tables.get("policy", {}))
     server = config.server
     if server.port and server.port == server.admin_port and server.host == server.admin_host:
@@ -432,6 +438,14 @@ def _check_tls(config: Config) -> None:
         raise ConfigError("server.tls_cert: is missing beside the other fields about TLS")
     if engines.cert is None and engines.key is not None:
         raise ConfigError("engine_tls.cert: is missing beside its key")
+
+
+def _check_balancers(server: ServerConfig) -> None:
+    for at, balancer in enumerate(server.proxy_protocol_from):
+        try:
+            ipaddress.ip_network(balancer)
+        except ValueError as error:
+            raise ConfigError(f"server.proxy_protocol_from[{at}]: {error}") from error
 
 
 def _check_port(path: str, url: str) -> None:

@@ -1,6 +1,8 @@
 """The data plane: client side, engine side, and the life of one request between them.
 
     server         the listening socket, and all connections of clients
+    balanced       the same, where load balancers say whose connection they pass on
+    proxy_header   how they say it (pure)
     connection     one of them: requests in, in order; responses out; patience
     client         one request of a client, and its response
     request_reader, response_reader    bytes -> requests, responses (on llhttp); no I/O

@@ -35,6 +35,8 @@ class Client(Protocol):
     """The first value of each header."""
     announced_bytes: int
     """The length of the body as the head tells it; 0 where it does not."""
+    address: str | None
+    """Where the client is, as far as that is known."""
     begun: bool
     """Whether the head of a response was sent."""
 
@@ -67,6 +69,8 @@ class Wire(Protocol):
     """Whether this response is the last one."""
     full: bool
     """Whether the client reads too slowly."""
+    address: str | None
+    """Where the client is, as far as that is known."""
 
     def send(self, data: bytes) -> None:
         """Write bytes; those for a client that is gone are dropped."""
@@ -88,6 +92,7 @@ class WireClient:
         "_silent",
         "_source",
         "_wire",
+        "address",
         "announced_bytes",
         "begun",
         "ended",
@@ -106,6 +111,7 @@ class WireClient:
         self.headers = incoming.headers
         self.fields: Mapping[str, str] = incoming.fields
         self.announced_bytes = incoming.content_length or 0
+        self.address = wire.address
         self.begun = False
         self.ended = False
         """Whether the response is whole."""

@@ -58,7 +58,15 @@ class ConnectionSettings:
 class ClientConnection(asyncio.Protocol):
     """Serves one connection with `handle`."""
 
-    def __init__(self, handle: Handler, settings: ConnectionSettings, owner: Owner) -> None:
+    def __init__(
+        self,
+        handle: Handler,
+        settings: ConnectionSettings,
+        owner: Owner,
+        address: str | None = None,
+    ) -> None:
+        self.address = address
+        """The client's, without its port; None for a unix socket."""
         self.closing = False
         self.full = False
         self._handle = handle
@@ -86,6 +94,9 @@ class ClientConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client is here."""
         self._transport = cast("asyncio.Transport", transport)
+        if self.address is None:
+            peer = transport.get_extra_info("peername")
+            self.address = peer[0] if peer else None  # a client may be gone, or at a path
         self._transport.set_write_buffer_limits(high=HIGH_WATER_BYTES, low=LOW_WATER_BYTES)
         self._deadline.move(self._settings.head_s)
         self._owner.opened(self)

@@ -89,7 +89,7 @@ class Exchange:
                 return await self._try(client, job, attempt)
         finally:
             self._metrics.attempt_ended(attempt)
-            access.note(job.request_id, job.path, job.route.model, attempt, time.monotonic())
+            access.note(client.address, job.request_id, job.path, job.route.model, attempt)
             self._fleet.attempt_ended(attempt.placement, attempt.outcome, attempt.usage, job.prompt)
 
     def _place(self, job: Job) -> tuple[Worker, Placement]:

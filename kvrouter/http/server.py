@@ -6,8 +6,10 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 
 from kvrouter.config import Config
+from kvrouter.http.balanced import BalancedListener, BalancedSettings
 from kvrouter.http.connection import ClientConnection, ConnectionSettings, Handler
 from kvrouter.http.request_reader import ReadLimits
 from kvrouter.http.sockets import BACKLOG, opened, port_of
@@ -40,9 +42,9 @@ class Connections:
         """Those that were turned away, and take their leave."""
         self._gone = asyncio.Event()
 
-    def new(self) -> ClientConnection:
-        """A protocol for a connection that comes in."""
-        return ClientConnection(self._handle, self._settings, self)
+    def new(self, address: str | None = None) -> ClientConnection:
+        """A protocol for a connection that comes in; `address` is the client's, if it was told."""
+        return ClientConnection(self._handle, self._settings, self, address)
 
     def opened(self, connection: ClientConnection) -> None:
         """A client is there."""
@@ -103,9 +105,7 @@ async def listening(
         exits.push_async_callback(_drained, connections, config.timeouts.shutdown_s)
         listeners = inherited or exits.enter_context(opened(config.server))
         for each in listeners:
-            await exits.enter_async_context(
-                _accepting(connections, each, tls, config.timeouts.head_s)
-            )
+            await exits.enter_async_context(_accepting(connections, each, tls, config))
         yield port_of(listeners)
 
 
@@ -114,10 +114,15 @@ async def _accepting(
     connections: Connections,
     listener: socket.socket,
     tls: ServerTls | None,
-    handshake_s: float,
+    config: Config,
 ) -> AsyncIterator[None]:
     loop = asyncio.get_running_loop()
-    if listener.family == socket.AF_UNIX:
+    at_path = listener.family == socket.AF_UNIX
+    if config.server.proxy_protocol_from and not at_path:
+        async with _balanced(connections, listener, tls, config):
+            yield
+        return
+    if at_path:
         server = await loop.create_unix_server(connections.new, sock=listener, backlog=BACKLOG)
     else:
         server = await loop.create_server(
@@ -125,12 +130,31 @@ async def _accepting(
             sock=listener,
             backlog=BACKLOG,
             ssl=None if tls is None else tls.context,
-            ssl_handshake_timeout=None if tls is None else handshake_s,
+            ssl_handshake_timeout=None if tls is None else config.timeouts.head_s,
         )
     try:
         yield
     finally:
         server.close()
+
+
+@asynccontextmanager
+async def _balanced(
+    connections: Connections, listener: socket.socket, tls: ServerTls | None, config: Config
+) -> AsyncIterator[None]:
+    settings = BalancedSettings(
+        balancers=config.server.proxy_protocol_from,
+        patience_s=config.timeouts.head_s,
+        max_waiting=config.limits.max_connections,
+        tls=None if tls is None else tls.context,
+    )
+    refused = partial(connections.refused, Fault.BAD_PROXY_HEADER)
+    balanced = BalancedListener(listener, connections.new, refused, settings)
+    balanced.start()
+    try:
+        yield
+    finally:
+        await balanced.stop()
 
 
 async def _drained(connections: Connections, patience_s: float) -> None:

@@ -19,6 +19,7 @@ class Fault(Enum):
     METHOD_NOT_ALLOWED = (405, "invalid_request_error", "method_not_allowed")
     ORIGIN_NOT_ALLOWED = (403, "invalid_request_error", "origin_not_allowed")
     NO_SUCH_RESPONSE = (404, "invalid_request_error", "response_not_found")
+    BAD_PROXY_HEADER = (400, "invalid_request_error", "bad_proxy_header")
     MALFORMED = (400, "invalid_request_error", "malformed_request")
     HEAD_TIMEOUT = (408, "invalid_request_error", "request_timeout")
     BODY_TIMEOUT = (408, "invalid_request_error", "body_timeout")

@@ -504,4 +504,5 @@ async def test_the_access_log_has_one_line_per_attempt_whatever_clients_send(
     assert fields["worker"] == running.name(0)
     assert fields["outcome"] == "ok"
     assert fields["path"] == "/v1/completions"
+    assert fields["client"] == "127.0.0.1"
     assert "forged" in fields["id"]
