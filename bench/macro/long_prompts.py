@@ -1,24 +1,28 @@
 """CPU of the whole router for one chat of 32 KB whose beginning it has seen.
 
-    python bench/macro/long_prompts.py [--rounds 16] [--turns 25] [--seed 1]
+    python bench/macro/long_prompts.py [--rounds 16] [--turns 25] [--clients 1 8] [--seed 1]
 
 A real `kvrouter serve` with the kv policy before one worker that answers at once with a canned
-completion, and announces no blocks: all that is expected of its cache stays a prediction. Each
-document is sent once (not counted), then again and again with 200 characters more at its end, one
-request after the other. The CPU time of a request is what all threads of the router have run, by
-the kernel's count, from before it to before the next. `1 KB` is the same for short chats: what a
-request costs besides its tokens. On a busy machine the least says more than the median.
+completion, and announces no blocks: all that is expected of its cache stays a prediction. In each
+round so many clients send a document each (not counted), then again and again with 200 characters
+more at its end, one request after the other. The CPU time of a round is what all threads of the
+router have run meanwhile, by the kernel's count, and its share of system time. `1 KB` is the same
+for short chats: what a request costs besides its tokens. One client alone lets the router wait
+between requests, and find the processor's caches filled by others; on a busy machine the least
+says more than the median.
 
-Prints one JSON object, milliseconds of CPU for a request.
+Prints one JSON object, milliseconds of CPU for a request: least and median of the rounds.
 """
 
 import argparse
 import asyncio
 import json
+import statistics
 import sys
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from operator import sub
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +30,7 @@ import aiohttp
 from aiohttp import web
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "micro"))
-from tokenizing import Corpus, about, user
+from tokenizing import BACKENDS, Corpus, about, user
 
 MORE = 200
 START_S = 60.0
@@ -101,8 +105,16 @@ def cpu_s(pid: int) -> float:
     return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
 
-async def measure(backend: str, size: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Milliseconds of CPU for each counted request."""
+def ticks(pid: int) -> tuple[int, int]:
+    """User and system time of a process so far, in ticks of the kernel."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]), int(fields[12])
+
+
+async def measure(
+    backend: str, size: int, clients: int, options: argparse.Namespace
+) -> dict[str, Any]:
+    """Milliseconds of CPU for a request."""
     corpus = Corpus(options.seed)
     spent_ms = []
     async with (
@@ -117,19 +129,25 @@ async def measure(backend: str, size: int, options: argparse.Namespace) -> dict[
                 await response.read()
                 response.raise_for_status()
 
-        await send(corpus.take(500))
-        for _ in range(options.rounds):
-            text = corpus.take(size)
-            await send(text)
-            before_s = cpu_s(pid)
+        async def go_on(text: str) -> None:
             for _ in range(options.turns):
                 text += corpus.take(MORE)
                 await send(text)
-                after_s = cpu_s(pid)
-                spent_ms.append((after_s - before_s) * 1e3)
-                before_s = after_s
-    spent_ms.sort()
-    return {"min": round(spent_ms[0], 3), "median": round(spent_ms[len(spent_ms) // 2], 3)}
+
+        await send(corpus.take(500))
+        ticks_before = ticks(pid)
+        for _ in range(options.rounds):
+            texts = [corpus.take(size) for _ in range(clients)]
+            await asyncio.gather(*map(send, texts))
+            before_s = cpu_s(pid)
+            await asyncio.gather(*map(go_on, texts))
+            spent_ms.append((cpu_s(pid) - before_s) * 1e3 / clients / options.turns)
+        user_ticks, system_ticks = map(sub, ticks(pid), ticks_before)
+    return {
+        "min": round(min(spent_ms), 3),
+        "median": round(statistics.median(spent_ms), 3),
+        "system": round(system_ticks / max(1, user_ticks + system_ticks), 2),
+    }
 
 
 async def main() -> None:
@@ -138,14 +156,17 @@ async def main() -> None:
     parser.add_argument("--tokenizer", default="tests/data/tinymodel")
     parser.add_argument("--rounds", type=int, default=16)
     parser.add_argument("--turns", type=int, default=25)
+    parser.add_argument("--clients", type=int, nargs="+", default=(1, 8))
+    parser.add_argument("--backend", choices=BACKENDS, nargs="+", default=BACKENDS)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     results = {
-        backend: {
-            label: await measure(backend, size, options)
+        f"{backend}, {clients} clients": {
+            label: await measure(backend, size, clients, options)
             for label, size in (("1 KB", 1_000), ("32 KB", 32_768))
         }
-        for backend in ("auto", "hf")
+        for backend in options.backend
+        for clients in options.clients
     }
     print(json.dumps({**about(options.seed), "unit": "ms of CPU", "results": results}, indent=2))
 

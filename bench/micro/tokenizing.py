@@ -71,6 +71,11 @@ class Corpus:
         start = self._rng.randrange(len(self._text) - size)
         return self._text[start : start + size]
 
+    def apart(self, size: int, count: int) -> list[str]:
+        """So many slices of so many characters that have nothing in common."""
+        starts = self._rng.sample(range(0, len(self._text) - size, size), count)
+        return [self._text[start : start + size] for start in starts]
+
 
 def user(text: str) -> Messages:
     """A chat of one message."""
@@ -173,6 +178,27 @@ def run(
     }
 
 
+def cold_to_library(tokenizer: str, corpus: Corpus, count: int) -> dict[str, float]:
+    """CPU from body to hashes with `hf`, divided by that of the library for the text alone.
+
+    Both have texts that they have not seen, the same ones, and each goes first every other time.
+    """
+    settings = BackendSettings("hf", check_every=0)
+    whole = ModelTokenizer.load(tokenizer, backends=settings)
+    library, runs = HfBackend.load(find_tokenizer(tokenizer)), HashRuns(ThreadSettings().hash_bytes)
+    ratios = []
+    for turn, text in enumerate([*corpus.apart(500, 2), *corpus.apart(SIZES["32 KB"], count)]):
+        body = json.dumps({"messages": user(text)}).encode()
+        spent_s = {}
+        for first in (turn % 2 == 0, turn % 2 == 1):
+            started = time.process_time()
+            library.encode(text) if first else measured(whole, runs, body)
+            spent_s[first] = time.process_time() - started
+        ratios.append(spent_s[False] / spent_s[True])
+    quartiles = statistics.quantiles(ratios[2:])
+    return dict(zip(("quartile", "median", "third quartile"), quartiles, strict=True))
+
+
 def memory(tokenizer: str, corpus: Corpus) -> dict[str, float]:
     """MB of memory for each MB of text in the cache of pieces."""
     hf = HfBackend.load(find_tokenizer(tokenizer))
@@ -229,6 +255,7 @@ def main() -> None:
                 **about(options.seed),
                 "unit": "ms of CPU",
                 "results": results,
+                "cold_hf_to_library": cold_to_library(options.tokenizer, Corpus(options.seed), 60),
                 "cache_mb_per_mb": memory(options.tokenizer, Corpus(options.seed)),
             },
             indent=2,
