@@ -14,16 +14,17 @@ import msgspec
 from msgspec import Meta
 
 from kvrouter.settings import hint
+from kvrouter.worker_url import MAX_PATH_BYTES, short_name, socket_path
 
 PositiveFloat = Annotated[float, Meta(gt=0, le=1e12)]
 NonNegativeFloat = Annotated[float, Meta(ge=0, le=1e12)]
 PositiveInt = Annotated[int, Meta(ge=1)]
 Port = Annotated[int, Meta(ge=0, le=65535)]
-HttpUrl = Annotated[
+WorkerUrl = Annotated[
     str,
     Meta(
-        pattern=r"^https?://[^/\s?#@]+/?$",
-        description="http://host:port, without a user or a path such as /v1",
+        pattern=r"^(https?://[^/\s?#@]+/?|unix:(//)?/[^/\s?#][^\s?#]*)$",
+        description="http://host:port, without a user or a path such as /v1, or unix:/path",
         examples=["http://gpu1:8000"],
     ),
 ]
@@ -67,14 +68,16 @@ class RankEvents(_Section, frozen=True, kw_only=True):
 class WorkerConfig(_Section, frozen=True, kw_only=True):
     """One engine process."""
 
-    url: HttpUrl
+    url: WorkerUrl
+    """`unix:/run/vllm.sock` is where `vllm serve --uds /run/vllm.sock` listens."""
     name: (
         Annotated[
             str, Meta(pattern=r"^[\w.:\-\[\]]+$", description="letters, digits and any of _.:-[]")
         ]
         | None
     ) = None
-    """How it is called in logs and metrics; its host and port where absent."""
+    """How it is called in logs and metrics, and by other routers. Its host and port where absent,
+    or its socket's path with `:` for `/`, as `run:vllm.sock`."""
     api_key: str | None = None
     """Sent by the router's own probes; requests of clients keep their own."""
     kv_events: list[RankEvents] | None = None
@@ -408,14 +411,14 @@ def _with_path(section: msgspec.structs.FieldInfo, message: str) -> str:
 
 def worker_name(worker: WorkerConfig) -> str:
     """What the worker is called: its given name, else host and port of its URL."""
-    return worker.name or worker.url.split("://", 1)[1].rstrip("/")
+    return worker.name or short_name(worker.url)
 
 
 def _check_names(config: Config) -> None:
     seen: set[str] = set()
     for index, worker in enumerate(config.workers):
         name = worker_name(worker)
-        _check_port(f"workers[{index}].url", worker.url)
+        _check_address(f"workers[{index}].url", worker.url)
         if name in seen:
             raise ConfigError(f"workers[{index}]: there is another worker named {name!r}")
         seen.add(name)
@@ -448,7 +451,9 @@ def _check_balancers(server: ServerConfig) -> None:
             raise ConfigError(f"server.proxy_protocol_from[{at}]: {error}") from error
 
 
-def _check_port(path: str, url: str) -> None:
+def _check_address(path: str, url: str) -> None:
+    if len((socket_path(url) or "").encode()) > MAX_PATH_BYTES:
+        raise ConfigError(f"{path}: a unix socket's path has at most {MAX_PATH_BYTES} bytes")
     try:
         urlsplit(url).port  # noqa: B018  # reading it is the check
     except ValueError as error:

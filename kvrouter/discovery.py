@@ -64,6 +64,9 @@ class Discovery:
         except MalformedAnnouncement as error:
             log.warning("an announcement that cannot be read: %s", error)
             return
+        if not announcement.url.startswith(("http://", "https://")):
+            log.warning("an announcement of a worker at no host: %s", announcement.url)
+            return
         self._announced.heard(announcement, time.monotonic())
 
     async def _settle(self) -> None:

@@ -21,6 +21,7 @@ from kvrouter.joining import JoinError, learn
 from kvrouter.openai.body import Endpoint, parse_body
 from kvrouter.supervision import cancelled
 from kvrouter.tokenize import ModelTokenizer, TokenizerError
+from kvrouter.worker_url import http_base
 from kvrouter.workers import WorkerFacts
 
 STREAM_S = 3.0
@@ -63,7 +64,7 @@ class Examination:
         self._worker = worker
         self._session = session
         self._tokenizer = tokenizer
-        self._url = worker.url.rstrip("/")
+        self._url = http_base(worker.url)
         self._headers = {"Authorization": f"Bearer {worker.api_key}"} if worker.api_key else {}
 
     async def run(self) -> AsyncIterator[Finding]:

@@ -15,6 +15,7 @@ from kvrouter.fleet import Fleet
 from kvrouter.http.engine import lacks_descriptors
 from kvrouter.joining import JoinError, learn, reason
 from kvrouter.listening import Listeners
+from kvrouter.worker_url import http_base
 from kvrouter.workers import Worker, WorkerEvent, WorkerFacts, WorkerState
 
 log = logging.getLogger(__name__)
@@ -38,6 +39,7 @@ class Keeper:
         self._settings = settings
         self._failures_in_row = 0
         self._told = ""
+        self._health_url = http_base(worker.url) + "/health"
 
     async def run(self) -> None:
         """Join, then probe for ever; a worker that was lost joins again when it is back."""
@@ -69,7 +71,7 @@ class Keeper:
     async def _probe(self) -> None:
         timeout = aiohttp.ClientTimeout(total=self._settings.timeout_s)
         try:
-            async with self._session.get(self._worker.url + "/health", timeout=timeout) as response:
+            async with self._session.get(self._health_url, timeout=timeout) as response:
                 problem = "" if response.status < 500 else f"/health says {response.status}"  # noqa: PLR2004
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             if lacks_descriptors(error):

@@ -15,6 +15,7 @@ import aiohttp
 import msgspec
 
 from kvrouter.config import RankEvents, WorkerConfig
+from kvrouter.worker_url import http_base
 from kvrouter.workers import ServedModel, WorkerFacts
 
 _JOIN_TIMEOUT = aiohttp.ClientTimeout(total=10.0, sock_connect=3.0)
@@ -69,7 +70,7 @@ async def _fetch(
     session: aiohttp.ClientSession, worker: WorkerConfig, path: str, *, optional: bool = False
 ) -> bytes:
     headers = {"Authorization": f"Bearer {worker.api_key}"} if worker.api_key else {}
-    url = worker.url.rstrip("/") + path
+    url = http_base(worker.url) + path
     try:
         async with session.get(url, headers=headers, timeout=_JOIN_TIMEOUT) as response:
             if response.status == 200:  # noqa: PLR2004  # the one status that carries an answer
@@ -167,12 +168,17 @@ def _engine_binds(endpoint: str) -> bool:
 
 
 def reachable(endpoint: str, url: str) -> str:
-    """The endpoint as seen from here: wildcards and loopback become the host of `url`."""
+    """The endpoint as seen from here: wildcards and loopback become the host of `url`.
+
+    An engine behind a unix socket is on this host.
+    """
     if not endpoint.startswith("tcp://"):
         return endpoint
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
-    if host in ("*", "0.0.0.0", "[::]", "::") or _is_loopback(host):
-        worker_host = urlsplit(url).hostname or host
+    is_loopback = _is_loopback(host)
+    if host in ("*", "0.0.0.0", "[::]", "::") or is_loopback:
+        local = host if is_loopback else "127.0.0.1"
+        worker_host = urlsplit(url).hostname or local.strip("[]")
         host = f"[{worker_host}]" if ":" in worker_host else worker_host
     return f"tcp://{host}:{port}"
 

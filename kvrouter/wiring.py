@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-import aiohttp
 import zmq.asyncio
 
 from events import WorkerRank
@@ -26,6 +25,7 @@ from events.zmq_source import SourceSettings, ZmqSource
 from indexer import PredictedBlocks, RadixIndex
 from kvrouter import report
 from kvrouter.admin import Admin, admin_listening
+from kvrouter.asking import Sessions
 from kvrouter.breaker import RetryBudget
 from kvrouter.collector import FleetCollector
 from kvrouter.config import Config, RankEvents
@@ -101,7 +101,7 @@ async def running(config: Config, seat: Seat | None = None) -> AsyncIterator[Rou
     async with (
         encoding_threads(config) as tokenizers,
         EngineClient(config.timeouts, to_engines) as engines,
-        aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=to_engines)) as probes,
+        Sessions(to_engines) as probes,
     ):
         door, metrics = plane(config, fleet, engines, tokenizers)
         metrics.registry.register(FleetCollector(fleet, tokenizers))
@@ -236,7 +236,7 @@ async def encoding_threads(config: Config) -> AsyncIterator[EncodingThreads]:
 async def _keeping(
     config: Config,
     fleet: Fleet,
-    probes: aiohttp.ClientSession,
+    probes: Sessions,
     loader: TokenizerLoader,
     link: NatsLink | None,
     sharing: Sharing | None,
@@ -263,7 +263,7 @@ async def _keeping(
 
         def make_keeper(worker: Worker) -> Callable[[], Awaitable[None]]:
             listeners = Listeners(worker.name, fleet, make_source)
-            return Keeper(worker, fleet, listeners, probes, config.health).run
+            return Keeper(worker, fleet, listeners, probes.of(worker.url), config.health).run
 
         runs: dict[str, Callable[[], Awaitable[None]]] = {
             f"worker {worker.name}": make_keeper(worker)

@@ -6,8 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import aiohttp
-
+from kvrouter.asking import Sessions
 from kvrouter.config import Config, ConfigError, parse_config, read_toml, worker_name
 from kvrouter.doctor import Examination, Verdict
 from kvrouter.tls import engine_tls
@@ -38,12 +37,10 @@ def run(options: argparse.Namespace) -> int:
 
 async def _examine(config: Config, tokenizer: str | None) -> int:
     problems = 0
-    timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
-    connector = aiohttp.TCPConnector(ssl=engine_tls(config.engine_tls))
-    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
+    async with Sessions(engine_tls(config.engine_tls), timeout_s=TIMEOUT_S) as sessions:
         for worker in config.workers:
             sys.stdout.write(f"{worker_name(worker)}\n")
-            async for finding in Examination(worker, session, tokenizer).run():
+            async for finding in Examination(worker, sessions.of(worker.url), tokenizer).run():
                 sys.stdout.write(f"  {finding.verdict:<8} {finding.text}\n")
                 sys.stdout.flush()
                 problems += finding.verdict is Verdict.PROBLEM

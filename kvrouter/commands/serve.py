@@ -57,7 +57,11 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--worker", action="append", metavar="URL", help="a vLLM server; may be given many times"
+        "--worker",
+        action="append",
+        metavar="URL",
+        help="a vLLM server, http://host:port, or unix:/path where it has --uds; may be given "
+        "many times",
     )
     parser.add_argument(
         "--tokenizer",

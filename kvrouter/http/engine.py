@@ -26,6 +26,7 @@ from kvrouter.http.engine_connection import (
     Take,
 )
 from kvrouter.http.headers import Headers
+from kvrouter.worker_url import http_base, socket_path
 
 __all__ = [
     "EngineClient",
@@ -38,6 +39,9 @@ __all__ = [
 
 POOL_KEEPALIVE_S = 4.0
 """Shorter than the 5 s after which vLLM's server closes an idle connection."""
+
+FULL_SOCKET_S = 0.01
+"""Until a unix socket with too many waiting connections is tried again."""
 
 
 class EngineRequest(msgspec.Struct):
@@ -187,7 +191,9 @@ class Host:
     def __init__(self, url: str, connect_s: float, tls: ssl.SSLContext | None = None) -> None:
         parts = urlsplit(url)
         is_tls = parts.scheme == "https"
-        self.name = parts.netloc
+        self.name = urlsplit(http_base(url)).netloc
+        """For the Host header."""
+        self._path = socket_path(url)
         self._address = (parts.hostname or "", parts.port or (443 if is_tls else 80))
         self._tls = (tls or ssl.create_default_context()) if is_tls else None
         self._connect_s = connect_s
@@ -203,12 +209,9 @@ class Host:
 
     async def connect(self) -> EngineConnection:
         """A new connection. Raises EngineError."""
-        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._connect_s):
-                _, connection = await loop.create_connection(
-                    self.new_connection, *self._address, ssl=self._tls
-                )
+                return await self._connected()
         except TimeoutError as error:
             message = f"no connection within {self._connect_s:g} s"
             raise EngineError(EngineFailure.UNREACHABLE, message) from error
@@ -219,7 +222,22 @@ class Host:
                 else EngineFailure.UNREACHABLE
             )
             raise EngineError(failure, str(error) or type(error).__name__) from error
-        return connection
+
+    async def _connected(self) -> EngineConnection:
+        """Raises OSError."""
+        loop = asyncio.get_running_loop()
+        if self._path is None:
+            _, connection = await loop.create_connection(
+                self.new_connection, *self._address, ssl=self._tls
+            )
+            return connection
+        while True:
+            try:
+                _, connection = await loop.create_unix_connection(self.new_connection, self._path)
+            except BlockingIOError:  # the engine has yet to accept others, and no event tells when
+                await asyncio.sleep(FULL_SOCKET_S)
+            else:
+                return connection
 
     def give_back(self, connection: EngineConnection) -> None:
         """An exchange is over: keep the connection if it is good for another."""

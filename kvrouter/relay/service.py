@@ -23,6 +23,7 @@ from kvrouter.config import HealthConfig, RankEvents, WorkerConfig, worker_name
 from kvrouter.joining import JoinError, learn
 from kvrouter.relay.stream import RankStream
 from kvrouter.supervision import background
+from kvrouter.worker_url import http_base, socket_path
 
 log = logging.getLogger(__name__)
 
@@ -161,7 +162,8 @@ class RelayedEngine:
             if not endpoints:
                 await asyncio.sleep(self._settings.interval_s)
                 continue
-            self._relay.announce(self.name, self._config.url)
+            if socket_path(self._config.url) is None:  # else no other host can reach it
+                self._relay.announce(self.name, self._config.url)
             runs = {f"events of rank {rank}": self._source(rank, at).run for rank, at in endpoints}
             async with background(runs):
                 while await self._came_back() in (None, endpoints):
@@ -181,7 +183,7 @@ class RelayedEngine:
 
     async def _is_healthy(self) -> bool:
         timeout = aiohttp.ClientTimeout(total=self._settings.timeout_s)
-        url = self._config.url.rstrip("/") + "/health"
+        url = http_base(self._config.url) + "/health"
         try:
             async with self._session.get(url, timeout=timeout) as response:
                 return response.status < 500  # noqa: PLR2004  the server's errors

@@ -3,17 +3,18 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import aiohttp
 import zmq.asyncio
 
 from events import WorkerRank
 from events.nats_link import NatsLink
 from events.subjects import Subjects
 from events.zmq_source import EventSink, SourceSettings, ZmqSource
+from kvrouter.asking import Sessions
 from kvrouter.config import Config, RankEvents
 from kvrouter.relay.service import Relay, RelayedEngine
 from kvrouter.sharing import nats_settings, replica_name
 from kvrouter.supervision import background
+from kvrouter.tls import engine_tls
 
 
 @asynccontextmanager
@@ -34,9 +35,9 @@ async def relaying(config: Config) -> AsyncIterator[Relay]:
                 context=context,
             )
 
-        async with aiohttp.ClientSession() as session:
+        async with Sessions(engine_tls(config.engine_tls)) as sessions:
             engines = [
-                RelayedEngine(worker, relay, make_source, session, config.health)
+                RelayedEngine(worker, relay, make_source, sessions.of(worker.url), config.health)
                 for worker in config.workers
             ]
             runs = {f"engine {engine.name}": engine.run for engine in engines}

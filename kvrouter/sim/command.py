@@ -81,7 +81,8 @@ def settings_from(args: argparse.Namespace) -> SimSettings:
         tokenizer=args.tokenizer,
         loras=tuple(args.lora),
         host=args.host,
-        port=args.port,
+        port=args.port or 0,
+        uds=args.uds,
         kv_events_port=args.kv_events_port,
         replay_port=args.replay_port,
         topic=args.topic,
@@ -120,9 +121,9 @@ def _ready_line(server: SimServer) -> str:
 
 def _add_serving(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
-    group.add_argument(
-        "--port", type=port_number, required=True, help="port of the OpenAI server; 0: any"
-    )
+    where = group.add_mutually_exclusive_group(required=True)
+    where.add_argument("--port", type=port_number, help="port of the OpenAI server; 0: any")
+    where.add_argument("--uds", metavar="PATH", help="a unix socket for it, instead of a port")
     group.add_argument("--model", default="sim", metavar="NAME", help="served name (%(default)s)")
     group.add_argument(
         "--tokenizer",

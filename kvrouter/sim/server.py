@@ -78,6 +78,8 @@ class SimServer:
     @property
     def url(self) -> str:
         """Where it listens; known once started."""
+        if self.settings.uds is not None:
+            return f"unix:{self.settings.uds}"
         return f"http://{self.settings.host}:{self.port}"
 
     async def start(self) -> None:
@@ -128,6 +130,9 @@ class SimServer:
             shutdown_timeout=_SHUTDOWN_S,
         )
         await self._runner.setup()
+        if self.settings.uds is not None:
+            await web.UnixSite(self._runner, self.settings.uds, backlog=_BACKLOG).start()
+            return
         site = web.TCPSite(self._runner, self.settings.host, self.port, backlog=_BACKLOG)
         await site.start()
         self.port = self._runner.addresses[0][1]

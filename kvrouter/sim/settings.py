@@ -50,6 +50,7 @@ class CoreSettings:
 class SimSettings:
     """A simulated engine process: its core, its speed, and what it listens on.
 
+    With `uds`, a path, the server listens there and at no port, as vLLM's does.
     `port` 0 takes any free one, and so do `kv_events_port` and `replay_port`; None for these two
     means no events, or no replay. With `dp_size` > 1 rank r publishes on both ports plus r, as vLLM
     does. `tokenizer` is a folder or hub id; without one a token is four bytes of text. All step
@@ -66,6 +67,7 @@ class SimSettings:
     loras: tuple[str, ...] = ()
     host: str = "127.0.0.1"
     port: int = 0
+    uds: str | None = None
     kv_events_port: int | None = 0
     replay_port: int | None = 0
     topic: str = "kv-events"

@@ -7,11 +7,12 @@ this is for models that the router can't tokenize. The answer is exact.
 import http.client
 import itertools
 import json
+import socket
 import ssl
 from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import urlsplit
 
 from kvrouter.openai.body import Endpoint, RequestBody
 from kvrouter.prompt import Fidelity, Prompt
@@ -19,6 +20,7 @@ from kvrouter.tokenize.backend import EncoderReport
 from kvrouter.tokenize.given import as_ids, given_ids
 from kvrouter.tokenize.messages import has_media
 from kvrouter.tokenize.tokenizer import CHATS, blind
+from kvrouter.worker_url import socket_path
 
 TIMEOUT_S = 4.0
 _PATH = "/tokenize"
@@ -73,8 +75,7 @@ class RemoteTokenizer:
         urls = self._urls()
         if not urls:
             raise ValueError("no engine is ready")
-        address = urlsplit(urls[next(self._turn) % len(urls)])
-        connection = _connection(address, self._tls)
+        connection = _connection(urls[next(self._turn) % len(urls)], self._tls)
         try:
             body = json.dumps(question).encode()
             connection.request("POST", _PATH, body, {"Content-Type": "application/json"})
@@ -90,7 +91,25 @@ class RemoteTokenizer:
         return ids
 
 
-def _connection(address: SplitResult, tls: ssl.SSLContext | None) -> http.client.HTTPConnection:
+class _SocketConnection(http.client.HTTPConnection):
+    """To a unix socket."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__("localhost", timeout=TIMEOUT_S)
+        self._path = path
+
+    def connect(self) -> None:
+        """Raises OSError."""
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(TIMEOUT_S)
+        self.sock.connect(self._path)
+
+
+def _connection(url: str, tls: ssl.SSLContext | None) -> http.client.HTTPConnection:
+    path = socket_path(url)
+    if path is not None:
+        return _SocketConnection(path)
+    address = urlsplit(url)
     if address.scheme == "https":
         return http.client.HTTPSConnection(address.netloc, timeout=TIMEOUT_S, context=tls)
     return http.client.HTTPConnection(address.netloc, timeout=TIMEOUT_S)

@@ -14,7 +14,9 @@ from support.replicas import Group, group
 from support.stack import router_tables, until
 
 from events import WorkerRank
+from events.announce import Announcement, encode_announcement
 from events.stream import StreamState
+from events.subjects import Subjects
 from kvrouter.config import parse_config
 from kvrouter.demo.nats_server import NatsServer
 from kvrouter.relay.service import Relay
@@ -169,6 +171,9 @@ async def test_workers_come_and_go_as_relays_announce_them(server: NatsServer) -
         router = await made.add_router()
         made.engines, made.tables["workers"] = hidden, engines
         assert not router.fleet.workers
+        local = Announcement("local", "unix:/run/other.sock", 60.0)  # of somebody's host, not ours
+        assert router.link is not None
+        router.link.publish(Subjects("kvrouter").worker("local"), encode_announcement(local))
         async with relay_for(made, server):
             await until(lambda: len(router.fleet.ranks) == 2 and hears(router))
             made.tables["workers"] = []

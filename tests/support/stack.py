@@ -16,6 +16,7 @@ from kvrouter.sim.server import Received, SimServer
 from kvrouter.sim.settings import CoreSettings, SimSettings
 from kvrouter.sim.timing import LinearTiming
 from kvrouter.wiring import Router, running
+from kvrouter.worker_url import short_name
 
 TINYMODEL = str(Path(__file__).parent.parent / "data" / "tinymodel")
 FAST = LinearTiming(base_s=0.001, prefill_token_s=1e-6, decode_sequence_s=0.0)
@@ -66,7 +67,7 @@ class Stack:
 
     def name(self, engine: int) -> str:
         """The worker name of an engine."""
-        return self.engines[engine].url.removeprefix("http://")
+        return short_name(self.engines[engine].url)
 
     def posts(self, engine: int) -> list[Received]:
         """What an engine was sent, besides the router's own questions."""
