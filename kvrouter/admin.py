@@ -18,6 +18,7 @@ from kvrouter.explain import Explainer
 from kvrouter.fleet import Fleet
 from kvrouter.metrics import Metrics
 from kvrouter.openai.errors import RequestError
+from kvrouter.tls import ServerTls
 from kvrouter.workers import WorkerEvent
 
 log = logging.getLogger(__name__)
@@ -123,18 +124,21 @@ def _json(value: object, *, status: int = 200) -> web.Response:
 
 @asynccontextmanager
 async def admin_listening(
-    admin: Admin, server: ServerConfig, path: str | None = None
+    admin: Admin, server: ServerConfig, tls: ServerTls | None = None, *, path: str | None = None
 ) -> AsyncIterator[int]:
     """Serve the second port while the context is open; gives its port number.
 
-    At a unix socket's `path` instead, where one is given (and 0). Raises OSError when the address
-    cannot be bound.
+    At a unix socket's `path` instead, where one is given (and 0), without TLS. Raises OSError when
+    the address cannot be bound.
     """
     runner = web.AppRunner(admin.application(), access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     try:
         if path is None:
-            await web.TCPSite(runner, server.admin_host, server.admin_port).start()
+            context = None if tls is None else tls.context
+            await web.TCPSite(
+                runner, server.admin_host, server.admin_port, ssl_context=context
+            ).start()
         else:
             await web.UnixSite(runner, path).start()
         yield runner.addresses[0][1] if path is None else 0

@@ -328,6 +328,11 @@ class ServerConfig(_Section, frozen=True, kw_only=True):
     elsewhere must not. `["0.0.0.0/0", "::/0"]` where all come through one."""
     admin_host: str = "127.0.0.1"
     admin_port: Port = 8001
+    admin_tls_cert: str | None = None
+    """The same as `tls_cert` for the second port, which has no TLS without it."""
+    admin_tls_key: str | None = None
+    admin_tls_client_ca: str | None = None
+    """With it only those with a certificate of these authorities can read or drain anything."""
     cors_origins: list[
         Annotated[
             str,
@@ -439,6 +444,8 @@ def _check_tls(config: Config) -> None:
     server, engines = config.server, config.engine_tls
     if server.tls_cert is None and (server.tls_key or server.tls_client_ca):
         raise ConfigError("server.tls_cert: is missing beside the other fields about TLS")
+    if server.admin_tls_cert is None and (server.admin_tls_key or server.admin_tls_client_ca):
+        raise ConfigError("server.admin_tls_cert: is missing beside the other fields about TLS")
     if engines.cert is None and engines.key is not None:
         raise ConfigError("engine_tls.cert: is missing beside its key")
 

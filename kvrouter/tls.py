@@ -1,4 +1,4 @@
-"""TLS towards clients, with a certificate that can change, and towards engines."""
+"""TLS of the two ports, with certificates that can change, and towards engines."""
 
 import ssl
 from functools import cache
@@ -7,13 +7,17 @@ from kvrouter.config import ConfigError, EngineTlsConfig, ServerConfig
 
 
 class ServerTls:
-    """The front door's certificate. Connections that begin after `reload` get the new one.
+    """A port's certificate. Connections that begin after `reload` get the new one.
 
-    Raises ConfigError when the files are not what they should be.
+    `prefix` is what the settings of the port begin with. Raises ConfigError when the files are not
+    what they should be.
     """
 
-    def __init__(self, cert: str, key: str | None, client_ca: str | None) -> None:
-        self._cert = cert
+    def __init__(
+        self, cert: str, key: str | None, client_ca: str | None, *, prefix: str = "server.tls_"
+    ) -> None:
+        self._prefix = prefix
+        self.path = cert
         self._key = key
         self._client_ca = client_ca
         self._current = self._load()
@@ -37,18 +41,26 @@ class ServerTls:
     def _load(self) -> ssl.SSLContext:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.set_alpn_protocols(["http/1.1"])
-        _load_chain(context, "server", self._cert, self._key)
+        _load_chain(context, f"{self._prefix}cert", self.path, self._key)
         if self._client_ca is not None:
             context.verify_mode = ssl.CERT_REQUIRED
-            _load_authorities(context, "server.tls_client_ca", self._client_ca)
+            _load_authorities(context, f"{self._prefix}client_ca", self._client_ca)
         return context
 
 
 def server_tls(server: ServerConfig) -> ServerTls | None:
-    """What to listen with, where TLS is configured. Raises ConfigError."""
+    """What to listen for clients with, where TLS is configured. Raises ConfigError."""
     if server.tls_cert is None:
         return None
     return ServerTls(server.tls_cert, server.tls_key, server.tls_client_ca)
+
+
+def admin_tls(server: ServerConfig) -> ServerTls | None:
+    """What to listen with at the second port, where TLS is configured. Raises ConfigError."""
+    if server.admin_tls_cert is None:
+        return None
+    files = server.admin_tls_cert, server.admin_tls_key, server.admin_tls_client_ca
+    return ServerTls(*files, prefix="server.admin_tls_")
 
 
 @cache
@@ -60,15 +72,15 @@ def engine_tls(config: EngineTlsConfig) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         _load_authorities(context, "engine_tls.ca", config.ca)
     if config.cert is not None:
-        _load_chain(context, "engine_tls", config.cert, config.key)
+        _load_chain(context, "engine_tls.cert", config.cert, config.key)
     return context
 
 
-def _load_chain(context: ssl.SSLContext, section: str, cert: str, key: str | None) -> None:
+def _load_chain(context: ssl.SSLContext, field: str, cert: str, key: str | None) -> None:
     try:
         context.load_cert_chain(cert, key)
     except OSError as error:  # SSLError is one
-        raise ConfigError(f"{section}: certificate {cert} and its key: {_reason(error)}") from error
+        raise ConfigError(f"{field}: {cert} and its key: {_reason(error)}") from error
 
 
 def _load_authorities(context: ssl.SSLContext, field: str, path: str) -> None:

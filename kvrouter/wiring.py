@@ -50,7 +50,7 @@ from kvrouter.scheduler import Scheduler
 from kvrouter.sharing import Sharing, joint, nats_link, relayed_source, replica_name, share
 from kvrouter.sticky import ResponseOwners
 from kvrouter.supervision import background
-from kvrouter.tls import ServerTls, engine_tls, server_tls
+from kvrouter.tls import ServerTls, admin_tls, engine_tls, server_tls
 from kvrouter.tokenize import EncodingThreads, ThreadSettings
 from kvrouter.tokenizer_loading import TokenizerLoader
 from kvrouter.workers import Worker
@@ -77,6 +77,7 @@ class Router:
     sharing: Sharing | None
     link: NatsLink | None
     tls: ServerTls | None
+    admin_tls: ServerTls | None
     port: int
     admin_port: int
 
@@ -91,6 +92,7 @@ async def running(config: Config, seat: Seat | None = None) -> AsyncIterator[Rou
     config = config if seat is None else seat.configured(config)
     listeners = () if seat is None else seat.sockets()
     to_engines, to_clients = engine_tls(config.engine_tls), server_tls(config.server)
+    to_admins = admin_tls(config.server) if seat is None else None
     load = Load()
     name = config.replicas.name or replica_name()
     link = nats_link(config, name)
@@ -110,7 +112,7 @@ async def running(config: Config, seat: Seat | None = None) -> AsyncIterator[Rou
         admin = Admin(fleet, metrics, explainer, partial(replicas, sharing, link))
         async with (
             admin_listening(
-                admin, config.server, None if seat is None else seat.admin_path
+                admin, config.server, to_admins, path=None if seat is None else seat.admin_path
             ) as admin_port,
             _connected(link, sharing, fleet),
             _keeping(
@@ -127,7 +129,16 @@ async def running(config: Config, seat: Seat | None = None) -> AsyncIterator[Rou
             listening(door.handle, metrics.unread, config, to_clients, inherited=listeners) as port,
         ):
             yield Router(
-                fleet, door, metrics, tokenizers, sharing, link, to_clients, port, admin_port
+                fleet=fleet,
+                door=door,
+                metrics=metrics,
+                tokenizers=tokenizers,
+                sharing=sharing,
+                link=link,
+                tls=to_clients,
+                admin_tls=to_admins,
+                port=port,
+                admin_port=admin_port,
             )
 
 

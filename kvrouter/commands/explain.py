@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import ssl
 import sys
 import urllib.error
 import urllib.parse
@@ -24,6 +25,8 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     parser.add_argument(
         "--admin", default="http://127.0.0.1:8001", metavar="URL", help="the router's second port"
     )
+    parser.add_argument("--ca", metavar="FILE", help="who vouches for it, where it has TLS")
+    parser.add_argument("--cert", metavar="FILE", help="what it is shown, with its key")
     parser.add_argument("--path", help="the path it would be posted to (default: guessed)")
     parser.add_argument("--json", action="store_true", help="print the whole decision")
     parser.set_defaults(run=run)
@@ -32,7 +35,7 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
 def run(options: argparse.Namespace) -> int:
     """Ask and print; returns the exit status. Raises StartError when nobody answers."""
     body = sys.stdin.buffer.read() if options.file == "-" else _read(Path(options.file))
-    decision = _ask(options.admin, options.path, body)
+    decision = _ask(options.admin, options.path, body, _tls(options.ca, options.cert))
     sys.stdout.write(json.dumps(decision, indent=2) if options.json else table(decision))
     sys.stdout.write("\n")
     return 0
@@ -45,14 +48,27 @@ def _read(path: Path) -> bytes:
         raise StartError(f"{path}: {error.strerror}") from error
 
 
-def _ask(admin: str, path: str | None, body: bytes) -> dict[str, Any]:
+def _tls(ca: str | None, cert: str | None) -> ssl.SSLContext:
+    """Raises StartError when the files are not what they should be."""
+    try:
+        context = ssl.create_default_context(cafile=ca)
+        if cert is not None:
+            context.load_cert_chain(cert)
+    except OSError as error:  # SSLError is one
+        raise StartError(f"{ca if cert is None else cert}: {error}") from error
+    return context
+
+
+def _ask(admin: str, path: str | None, body: bytes, tls: ssl.SSLContext) -> dict[str, Any]:
     query = "?" + urllib.parse.urlencode({"path": path}) if path else ""
     url = admin.rstrip("/") + "/explain" + query
     if not url.startswith(("http://", "https://")):
         raise StartError(f"--admin wants an http URL, not {admin!r}")
     request = urllib.request.Request(url, data=body)  # noqa: S310  # its scheme was checked above
     try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:  # noqa: S310  # likewise
+        with urllib.request.urlopen(  # noqa: S310  # likewise
+            request, timeout=TIMEOUT_S, context=tls
+        ) as response:
             decision: dict[str, Any] = json.load(response)
             return decision
     except urllib.error.HTTPError as error:

@@ -22,10 +22,11 @@ from kvrouter.config import (
     read_toml,
 )
 from kvrouter.heap import Heap
-from kvrouter.processes.running import processes
+from kvrouter.processes.running import Processes, processes
 from kvrouter.processes.seat import Seat
 from kvrouter.startup import StartError, raise_file_limit
 from kvrouter.supervision import background
+from kvrouter.tls import ServerTls
 from kvrouter.wiring import Router, running
 
 log = logging.getLogger(__name__)
@@ -171,7 +172,7 @@ async def _serve(config: Config, seat: Seat | None = None) -> int:
         ):
             if seat is not None:
                 loop.add_reader(seat.alive, stop.set)
-            loop.add_signal_handler(signal.SIGHUP, _reload, router)
+            loop.add_signal_handler(signal.SIGHUP, _reload, router.tls, router.admin_tls)
             if seat is None:
                 _tell(config.server, router.port, router.admin_port)
             else:
@@ -206,7 +207,7 @@ async def _keep(config: Config, arguments: Sequence[str]) -> int:
             supervisor = kept.supervisor
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.add_signal_handler(number, supervisor.stop)
-            loop.add_signal_handler(signal.SIGHUP, supervisor.signal_all, signal.SIGHUP)
+            loop.add_signal_handler(signal.SIGHUP, _reload_all, kept)
             loop.add_signal_handler(signal.SIGUSR2, supervisor.roll)
             _tell(config.server, kept.port, kept.admin_port)
             return await supervisor.run()
@@ -224,21 +225,29 @@ def _tell(server: ServerConfig, port: int, admin_port: int) -> None:
     log.info("clients: %s://%s:%d/v1", scheme, _in_url(server.host), port)
     if server.unix_socket is not None:
         log.info("clients: %s", server.unix_socket)
-    log.info("second port: http://%s:%d", _in_url(server.admin_host), admin_port)
+    admin_scheme = "http" if server.admin_tls_cert is None else "https"
+    log.info("second port: %s://%s:%d", admin_scheme, _in_url(server.admin_host), admin_port)
 
 
 def _in_url(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _reload(router: Router) -> None:
-    """Read again what may change while the router runs: the certificate for clients."""
-    if router.tls is None:
+def _reload(*certificates: ServerTls | None) -> None:
+    """Read again what may change while the router runs: the certificates of its ports."""
+    if not any(certificates):
         log.info("SIGHUP: there is no certificate to read again")
-        return
-    try:
-        router.tls.reload()
-    except ConfigError as error:
-        log.error("SIGHUP: the old certificate stays: %s", error)  # noqa: TRY400 - says it all
-    else:
-        log.info("SIGHUP: the certificate was read again")
+    for certificate in filter(None, certificates):
+        try:
+            certificate.reload()
+        except ConfigError as error:
+            log.error("SIGHUP: the old certificate stays: %s", error)  # noqa: TRY400 - says it all
+        else:
+            log.info("SIGHUP: the certificate was read again: %s", certificate.path)
+
+
+def _reload_all(kept: Processes) -> None:
+    """The second port's certificate is the keeper's, that for clients the processes'."""
+    if kept.admin_tls is not None:
+        _reload(kept.admin_tls)
+    kept.supervisor.signal_all(signal.SIGHUP)

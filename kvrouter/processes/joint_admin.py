@@ -15,6 +15,7 @@ from kvrouter.config import ServerConfig
 from kvrouter.processes.child import NO_REPLY, Child, Reply
 from kvrouter.processes.joint_metrics import joined
 from kvrouter.processes.supervisor import Supervisor
+from kvrouter.tls import ServerTls
 
 APPLY_S = 10.0
 """For a new process to know a worker that an operator has drained."""
@@ -138,12 +139,15 @@ def _json(value: object, *, status: int = 200) -> web.Response:
 
 
 @asynccontextmanager
-async def joint_admin_listening(admin: JointAdmin, server: ServerConfig) -> AsyncIterator[int]:
+async def joint_admin_listening(
+    admin: JointAdmin, server: ServerConfig, tls: ServerTls | None
+) -> AsyncIterator[int]:
     """Serve the second port while the context is open; gives its port. Raises OSError."""
     runner = web.AppRunner(admin.application(), access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     try:
-        await web.TCPSite(runner, server.admin_host, server.admin_port).start()
+        context = None if tls is None else tls.context
+        await web.TCPSite(runner, server.admin_host, server.admin_port, ssl_context=context).start()
         yield runner.addresses[0][1]
     finally:
         await runner.cleanup()

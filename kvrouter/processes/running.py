@@ -18,6 +18,7 @@ from kvrouter.processes.child import Child, start
 from kvrouter.processes.joint_admin import JointAdmin, joint_admin_listening
 from kvrouter.processes.seat import Seat
 from kvrouter.processes.supervisor import Supervisor
+from kvrouter.tls import ServerTls, admin_tls
 
 
 @dataclass(frozen=True)
@@ -27,14 +28,17 @@ class Processes:
     supervisor: Supervisor
     port: int
     admin_port: int
+    admin_tls: ServerTls | None
 
 
 @asynccontextmanager
 async def processes(config: Config, arguments: Sequence[str]) -> AsyncIterator[Processes]:
     """Several routers that `kvrouter ARGUMENTS` starts; they begin with `supervisor.run`.
 
-    Raises OSError when an address cannot be bound.
+    Raises OSError when an address cannot be bound, and ConfigError when the files for TLS of the
+    second port are not right.
     """
+    to_admins = admin_tls(config.server)
     with contextlib.ExitStack() as exits:
         listeners = exits.enter_context(_listeners(config.server))
         folder = Path(exits.enter_context(tempfile.TemporaryDirectory(prefix="kvrouter-")))
@@ -60,8 +64,8 @@ async def processes(config: Config, arguments: Sequence[str]) -> AsyncIterator[P
             shutdown_s=config.timeouts.shutdown_s,
             started=admin.started,
         )
-        async with joint_admin_listening(admin, config.server) as admin_port:
-            yield Processes(supervisor, port_of(listeners[0]), admin_port)
+        async with joint_admin_listening(admin, config.server, to_admins) as admin_port:
+            yield Processes(supervisor, port_of(listeners[0]), admin_port, to_admins)
 
 
 @contextlib.contextmanager

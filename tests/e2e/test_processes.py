@@ -10,7 +10,8 @@ from typing import Any
 
 import aiohttp
 import pytest
-from support.processes import Command, command
+import trustme
+from support.processes import Command, command, run
 from support.stack import engine_settings, until
 
 from kvrouter.sim.server import SimServer
@@ -114,6 +115,42 @@ async def test_two_processes_are_one_front_door() -> None:
 
                 await until(all_say, deadline_s=30)
         assert await made.running.stop() == 0
+
+
+@pytest.mark.slow
+async def test_both_ports_certificates_are_read_again_on_sighup(tmp_path: Path) -> None:
+    """The second port is the keeper's, the first one its processes'."""
+    authority = trustme.CA()
+    chain = authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem
+    (tmp_path / "ca.pem").write_bytes(authority.cert_pem.bytes())
+    (tmp_path / "cert.pem").write_bytes(chain.bytes())
+    settings = tmp_path / "kvrouter.toml"
+    settings.write_text(
+        f'[server]\ntls_cert = "{tmp_path}/cert.pem"\nadmin_tls_cert = "{tmp_path}/cert.pem"\n'
+    )
+    question = tmp_path / "question.json"
+    question.write_text('{"prompt": "a"}')
+    engine = SimServer(engine_settings())
+    await engine.start()
+    try:
+        async with command(
+            *("serve", "--processes", "2", "--port", "0", "--admin-port", "0"),
+            *("--worker", engine.url, "--config", str(settings)),
+        ) as running:
+            admin = (await running.line_with("second port:")).split("second port: ")[1].strip()
+            assert admin.startswith("https://")
+            for _ in range(2):
+                await running.line_with("prompts are encoded by")
+            status, said = await run(
+                *("explain", str(question), "--admin", admin, "--ca", str(tmp_path / "ca.pem"))
+            )
+            assert status == 0, said
+            running.process.send_signal(signal.SIGHUP)
+            for _ in range(3):
+                await running.line_with(f"was read again: {tmp_path}/cert.pem")
+            assert await running.stop() == 0
+    finally:
+        await engine.stop()
 
 
 @pytest.mark.slow

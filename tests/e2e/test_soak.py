@@ -5,11 +5,12 @@ the clients', not the engines', and not what pytest keeps.
 """
 
 import asyncio
+import logging
 import os
 import random
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -215,8 +216,17 @@ async def sampled(router: RouterProcess) -> list[float]:
     return samples
 
 
+@pytest.fixture
+def silent() -> Iterator[None]:
+    """No log here: pytest would keep each line of the engines about clients that left."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(SOAK_S + 120)
+@pytest.mark.usefixtures("silent")
 def test_after_hours_of_trouble_nothing_is_left(tmp_path: Path) -> None:
     """Clients that leave, that read slowly, engines that die: what leaks, leaks here."""
     settings = tmp_path / "kvrouter.toml"

@@ -10,18 +10,23 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import openai
 import pytest
 import trustme
 from support.loops import on_uvloop
 from support.stack import engine_settings, router_tables, stack, until
 
-from kvrouter.config import ConfigError, parse_config
+from kvrouter.commands import serve
+from kvrouter.config import ConfigError, ServerConfig, parse_config
 from kvrouter.http.sockets import listen_at_path
-from kvrouter.tls import ServerTls
+from kvrouter.tls import ServerTls, admin_tls
 from kvrouter.wiring import Router, running
 from kvrouter.workers import Worker
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
+
+
+OPENAI_CHAT: Any = CHAT
 
 
 class Authority:
@@ -96,6 +101,25 @@ def test_clients_can_have_tls(authority: Authority) -> None:
     on_uvloop(test())
 
 
+def test_openai_speaks_tls_with_a_private_authority(authority: Authority) -> None:
+    """How a company's own certificates are used: `http_client` with a context, or SSL_CERT_FILE."""
+    cert = authority.issue("server")
+
+    async def test() -> None:
+        async with stack(engine_settings(), server={"tls_cert": cert}) as made:
+            url = made.url.replace("http:", "https:") + "/v1"
+            http = openai.DefaultAsyncHttpxClient(verify=authority.trusted())
+            async with openai.AsyncOpenAI(base_url=url, api_key="-", http_client=http) as client:
+                streamed = await client.chat.completions.create(stream=True, **OPENAI_CHAT)
+                pieces = [chunk async for chunk in streamed]
+                assert pieces[-1].choices[0].finish_reason == "length"
+            async with openai.AsyncOpenAI(base_url=url, api_key="-", max_retries=0) as stranger:
+                with pytest.raises(openai.APIConnectionError):
+                    await stranger.models.list()
+
+    on_uvloop(test())
+
+
 def test_a_certificate_is_read_again_while_connections_stay(authority: Authority) -> None:
     """Certificates are renewed every few weeks; a stream must not end for that."""
     cert = authority.issue("server")
@@ -115,12 +139,51 @@ def test_a_certificate_is_read_again_while_connections_stay(authority: Authority
             writer.write(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")
             assert b"200" in await reader.readline()
             Path(cert).write_text("nonsense")  # noqa: ASYNC240 - nothing waits for this test
-            with pytest.raises(ConfigError, match="server: certificate"):
+            with pytest.raises(ConfigError, match=r"server\.tls_cert"):
                 made.router.tls.reload()
             _, third = await asyncio.open_connection(*address, ssl=tls)
             assert third.get_extra_info("ssl_object").getpeercert()["serialNumber"] == after
             for each in (writer, other, third):
                 each.close()
+
+    on_uvloop(test())
+
+
+async def health(url: str, tls: ssl.SSLContext) -> int:
+    """What the second port answers, on a connection of its own."""
+    async with aiohttp.ClientSession() as session, session.get(f"{url}/health", ssl=tls) as answer:
+        return answer.status
+
+
+def test_the_second_port_can_have_tls_and_ask_for_a_certificate(
+    authority: Authority, tmp_path: Path
+) -> None:
+    """Whoever reaches it may drain workers: elsewhere than on loopback not everybody should."""
+    cert = authority.issue("admin")
+    server = {"admin_tls_cert": cert, "admin_tls_client_ca": authority.path}
+    operator = authority.trusted()
+    operator.load_cert_chain(authority.issue("operator", "operator.example"))
+    stranger = authority.trusted()
+    stranger.load_cert_chain(Authority(tmp_path, "other").issue("stranger"))
+
+    async def test() -> None:
+        async with stack(engine_settings(), wait_ready=False, server=server) as made:
+            url = made.admin.replace("http:", "https:")
+            assert await health(url, operator) == 200
+            for wrong in (authority.trusted(), stranger):
+                with pytest.raises(aiohttp.ClientError):
+                    await health(url, wrong)
+            with pytest.raises(aiohttp.ClientError):
+                await health(made.admin, operator)
+            renewed = Authority(tmp_path, "renewed")
+            Path(renewed.issue("new")).replace(cert)  # noqa: ASYNC240 - nothing waits for this test
+            serve._reload(made.router.tls, made.router.admin_tls)
+            with pytest.raises(aiohttp.ClientConnectorCertificateError):
+                await health(url, operator)
+            operator.load_verify_locations(renewed.path)
+            assert await health(url, operator) == 200
+            async with made.session.get(f"{made.url}/health") as answer:
+                assert answer.status == 200, "the first port has none"
 
     on_uvloop(test())
 
@@ -198,9 +261,13 @@ def test_both_sides_speak_ipv6(host: str) -> None:
 
 
 def test_what_is_no_certificate_is_said_at_the_start(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="server: certificate"):
+    with pytest.raises(ConfigError, match=r"server\.tls_cert: .*missing.pem and its key: No such"):
         ServerTls(str(tmp_path / "missing.pem"), None, None)
     with pytest.raises(ConfigError, match=r"server\.tls_cert: is missing"):
         parse_config({"server": {"tls_key": "key.pem"}})
+    with pytest.raises(ConfigError, match=r"server\.admin_tls_cert: is missing"):
+        parse_config({"server": {"admin_tls_client_ca": "ca.pem"}})
+    with pytest.raises(ConfigError, match=r"server\.admin_tls_cert: .*missing.pem"):
+        admin_tls(ServerConfig(admin_tls_cert=str(tmp_path / "missing.pem")))
     with pytest.raises(ConfigError, match=r"engine_tls\.cert: is missing"):
         parse_config({"engine_tls": {"key": "key.pem"}})
