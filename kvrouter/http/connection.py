@@ -109,6 +109,7 @@ class ClientConnection(asyncio.Protocol):
         self._deadline.close()
         if self._task is not None:
             self._task.cancel()
+        self._reader.close()
         self._owner.closed(self)
 
     def data_received(self, data: bytes) -> None:

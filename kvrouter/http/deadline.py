@@ -10,6 +10,10 @@ from collections.abc import Callable
 NEVER = float("inf")
 
 
+def _nobody() -> None:
+    pass
+
+
 class Deadline:
     """Calls `expired` when the deadline passes. `close` it when it is needed no more."""
 
@@ -33,8 +37,9 @@ class Deadline:
         self._at = NEVER
 
     def close(self) -> None:
-        """There is none any more."""
+        """There is none any more, and nobody to tell."""
         self._at = self._fires_at = NEVER
+        self._expired = _nobody  # whoever owns it would else be garbage in a cycle
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

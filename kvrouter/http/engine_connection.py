@@ -93,6 +93,7 @@ class EngineConnection(asyncio.Protocol):
                 self._advance()
             else:
                 self._fail(EngineFailure.LOST, str(exc or self.reader.failure))
+        self.reader.close()
         self._dropped(self)
 
     def data_received(self, data: bytes) -> None:
@@ -184,6 +185,10 @@ class EngineConnection(asyncio.Protocol):
 
     def close(self) -> None:
         """End the connection, and with it a request that runs."""
+        self._error = None  # its traceback leads here
+        self._end()
+
+    def _end(self) -> None:
         self._take = None
         self._deadline.close()
         if self._transport is not None:
@@ -223,7 +228,7 @@ class EngineConnection(asyncio.Protocol):
         self._error = error
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_exception(error)
-        self.close()
+        self._end()
 
 
 _JOINED_BYTES = 65_536

@@ -146,6 +146,15 @@ class RequestReader:
             self._check_raw_bytes()
         return begun
 
+    def close(self) -> None:
+        """The connection is gone, and nothing more is read.
+
+        Parser and reader know each other. Left so, each connection would wait for the garbage
+        collector, with the last request on it.
+        """
+        self.failure = self.failure or _malformed("the connection is gone")
+        del self._parser
+
     # Called by the parser, in this order.
 
     def on_message_begin(self) -> None:

@@ -76,6 +76,11 @@ class ResponseReader:
         else:
             self._fail("the connection was closed")
 
+    def close(self) -> None:
+        """The connection is gone, and nothing more is read: lets go of the parser, as the other."""
+        self.failure = self.failure or "the connection is gone"
+        del self._parser
+
     def take(self) -> bytes:
         """What came of the body since it was last taken."""
         pieces = self.pieces
