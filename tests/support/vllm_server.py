@@ -15,7 +15,7 @@ BLOCKS = 64
 USABLE_BLOCKS = BLOCKS - 1  # vLLM keeps block 0 as its null block
 MAX_MODEL_LEN = 1024
 TOPIC = "kv-events"
-ENGINE_READY_TIMEOUT_S = 240.0  # about 21 s on idle cores, many times that on busy ones
+ENGINE_READY_TIMEOUT_S = 600.0
 
 QUIET_AND_SMALL = {
     "HF_HUB_OFFLINE": "1",
