@@ -48,7 +48,7 @@ class GroupKind(StrEnum):
     OPAQUE = "opaque"
 
 
-class BlocksStored(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class BlocksStored(msgspec.Struct, frozen=True, gc=False):
     """Blocks that became resident, in prompt order, right behind `parent`.
 
     `token_ids` holds `block_size` tokens for each hash in a FULL group; decoded ones are an array

@@ -17,6 +17,7 @@ are aliases of it.
 
 import struct
 from collections.abc import Iterable, Sequence
+from typing import cast
 
 from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
@@ -46,6 +47,14 @@ def to_name(engine_hash: EngineHash) -> int:
 def to_names(engine_hashes: Sequence[EngineHash]) -> list[int]:
     """Engine hashes as names, in order."""
     return [name if type(name) is int else to_name(name) for name in engine_hashes]
+
+
+def pack(names: Sequence[EngineHash]) -> bytes:
+    """Names as runs have them; nothing if some are no numbers yet."""
+    try:
+        return struct.pack(f">{len(names)}Q", *names)
+    except struct.error:
+        return b""
 
 
 def pairs_up(event: BlocksStored) -> bool:
@@ -236,20 +245,19 @@ class Holdings:
         behind = label[-HASH_BYTES:]
         if blocks == 1:
             name = names[0]
-            if type(name) is not int:
-                name = to_name(name)
-            if name in self.where:
+            if type(name) is not int or name in self.where:
                 return b""
             hashes = event.hashes or xxh3_64_digest(behind + token_bytes(event.token_ids))
             self.where[name] = run
             run.names = held + name.to_bytes(HASH_BYTES, "big")
         else:
-            fresh = dict.fromkeys(to_names(names), run)
-            if not blocks or len(fresh) < blocks or not self.where.keys().isdisjoint(fresh):
+            packed = pack(names)
+            fresh = dict.fromkeys(cast("list[int]", names), run)
+            if not packed or len(fresh) < blocks or not self.where.keys().isdisjoint(fresh):
                 return b""
             hashes = event.hashes or chain(behind, event.token_ids, size)
             self.where.update(fresh)
-            run.names = held + struct.pack(f">{blocks}Q", *fresh)
+            run.names = held + packed
         self.gpu_copies += blocks
         if room:
             node.label = label + hashes
@@ -366,13 +374,18 @@ class Holdings:
 
     # Removing
 
-    def evict(self, names: list[int]) -> int:
-        """Count one GPU copy less of each name of the main group; returns how many there were.
+    def evict(self, engine_hashes: list[EngineHash]) -> int:
+        """Count one GPU copy less of each block of the main group; returns how many there were.
 
         Engines evict a prompt's last block first, so these are often the last names of a run.
         """
         removed = at = 0
-        reverse = struct.pack(f">{len(names)}Q", *reversed(names))
+        reverse = pack(engine_hashes[::-1])
+        if reverse:
+            names = cast("list[int]", engine_hashes)
+        else:
+            names = to_names(engine_hashes)
+            reverse = pack(names[::-1])
         while at < len(names):
             count = self._evict_tail(names, at, reverse)
             if count:
@@ -402,11 +415,12 @@ class Holdings:
         gone = names[at : at + count]
         if not count or (self.copies and not self.copies.keys().isdisjoint(gone)):
             return 0
+        where = self.where
         for name in gone:
-            del self.where[name]
+            del where[name]
         run.names = held[:-size]
         self.gpu_copies -= count
-        self.tree.retreat(self, run)
+        self.tree.cut_back(self, run)
         return count
 
     def remove(self, name: int, tier: Tier, group: int) -> bool:

@@ -104,7 +104,7 @@ class RadixIndex:
 
     def _has_room(self, holdings: Holdings) -> bool:
         """Whether the rank may store more; asked once a batch."""
-        blocks, capacity = holdings.blocks, holdings.capacity
+        blocks, capacity = holdings.counted, holdings.capacity
         if capacity is not None and blocks >= capacity * BLOCKS_PER_GPU_BLOCK:
             return False
         return self._blocks < self._max_blocks or blocks * len(self._holdings) < self._max_blocks
@@ -169,8 +169,9 @@ class RadixIndex:
     def _settle(self, holdings: Holdings, *, join: bool = True) -> None:
         if not self._tree.is_settled:
             self._tree.settle(join=join)
-        self._blocks += holdings.blocks - holdings.counted
-        holdings.counted = holdings.blocks
+        blocks = holdings.blocks
+        self._blocks += blocks - holdings.counted
+        holdings.counted = blocks
         if holdings.is_plain:
             self._plain |= holdings.bit
         else:
@@ -309,7 +310,7 @@ class RadixIndex:
 
 
 def _evict(holdings: Holdings, evicted: list[EngineHash], applied: Applied) -> None:
-    removed = holdings.evict(to_names(evicted))
+    removed = holdings.evict(evicted)
     applied.removed_blocks += removed
     applied.unknown_removed += len(evicted) - removed
 

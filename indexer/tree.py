@@ -268,6 +268,24 @@ class Tree:
             node.show(holder, run)
             self._shrunk[node] = None
 
+    def cut_back(self, holder: Holder, run: Run) -> None:
+        """`retreat` where no block waits for its holder to be entered, as in evictions.
+
+        Leaves that are the holder's alone are trimmed and detached at once, without settling.
+        """
+        node, end = run.node, run.start + len(run.names) // HASH_BYTES
+        while node.full == holder.bit and not node.some and not node.children:
+            if node.start < end:
+                run.node = node
+                self._trim(node, end - node.start)
+                return
+            del holder.runs[node]
+            node = self._detach(node)
+        run.node = node
+        if node.parent is not None:
+            self._shrunk[node] = None
+            self.retreat(holder, run)
+
     def leave_all(self, holder: Holder) -> None:
         """The holder has no blocks any more."""
         for node in holder.runs:
@@ -283,29 +301,37 @@ class Tree:
 
     def _tidy(self, node: Node, *, join: bool) -> None:
         """Detach or trim a leaf that nobody needs to its end; join a node with its only child."""
-        while not node.children and (parent := node.parent) is not None:
+        while not node.children and node.parent is not None:
             if node.full:
                 return
             if node.some:
                 self._shorten(node)
                 return
-            del parent.children[node.label[:HASH_BYTES]]
-            node.parent = None
-            self.nodes -= 1
-            self.blocks -= len(node.label) // HASH_BYTES
-            node = parent
+            node = self._detach(node)
         if join and len(node.children) == 1 and node.parent is not None:
             (child,) = node.children.values()
             if self._can_join(node, child):
                 self._join(node, child)
+
+    def _detach(self, leaf: Node) -> Node:
+        """Take a leaf off the tree; returns what was above it."""
+        parent = leaf.above
+        del parent.children[leaf.label[:HASH_BYTES]]
+        leaf.parent = None
+        self.nodes -= 1
+        self.blocks -= len(leaf.label) // HASH_BYTES
+        return parent
+
+    def _trim(self, leaf: Node, blocks: int) -> None:
+        self.blocks -= len(leaf.label) // HASH_BYTES - blocks
+        leaf.label = leaf.label[: blocks * HASH_BYTES]
 
     def _shorten(self, leaf: Node) -> None:
         """Cut off what is behind the last block that somebody has."""
         runs = {holder: holder.runs[leaf] for holder in self.holders_of(leaf.some)}
         reach = max(run.end for run in runs.values()) - leaf.start
         if reach < leaf.blocks:
-            self.blocks -= leaf.blocks - reach
-            leaf.label = leaf.label[: reach * HASH_BYTES]
+            self._trim(leaf, reach)
             for holder, run in runs.items():
                 leaf.show(holder, run)
 

@@ -253,17 +253,17 @@ def _stored(wire: Any) -> BlocksStored:
         token_ids = array("I", wire.token_ids)
     except OverflowError as error:
         raise _UnusableEventError(SkipCause.BAD_FIELD) from error
-    return BlocksStored(
-        block_hashes=wire.block_hashes,
-        parent=wire.parent_block_hash,
-        token_ids=token_ids,
-        block_size=wire.block_size,
-        tier=tier,
-        lora_name=wire.lora_name if wire.lora_id is None else _lora_name(wire),
-        extra_keys=wire.extra_keys,
-        group=group,
-        group_kind=kind,
-        sliding_window=window,
+    return BlocksStored(  # by position: names cost a quarter more, in each of the commonest events
+        wire.block_hashes,
+        wire.parent_block_hash,
+        token_ids,
+        wire.block_size,
+        tier,
+        wire.lora_name if wire.lora_id is None else _lora_name(wire),
+        wire.extra_keys,
+        group,
+        kind,
+        window,
     )
 
 
