@@ -44,28 +44,21 @@ class Breaker:
 
     def __init__(self, settings: BreakerConfig) -> None:
         self._settings = settings
-        self._state = CLOSED
+        self.state: BreakerState = CLOSED
+        """The present one; OPEN lasts until a trial begins, even when its time is over."""
         self._failures_in_row = 0
         self._broken_off_in_row = 0
         self._open_s = settings.open_s
         self._retry_at = 0.0
-        self._backs_off_until = 0.0
+        self.backs_off_until = 0.0
+        """The worker asked to be left alone until then."""
         self.opened_total = 0
-
-    @property
-    def state(self) -> BreakerState:
-        """The present state; OPEN lasts until a trial begins, even when its time is over."""
-        return self._state
 
     def allows(self, now: float) -> bool:
         """Whether a request may be sent at `now`."""
-        if self._state is CLOSED:
+        if self.state is CLOSED:
             return True
-        return self._state is OPEN and now >= self._retry_at
-
-    def backs_off(self, now: float) -> bool:
-        """Whether the worker asked to be left alone for a moment."""
-        return now < self._backs_off_until
+        return self.state is OPEN and now >= self._retry_at
 
     def sending(self, now: float) -> None:
         """A request is about to be sent; after OPEN's time it is the trial.
@@ -73,13 +66,13 @@ class Breaker:
         A trial whose answer never comes back (its client left first) must not close the door for
         good, so HALF_OPEN turns into OPEN again by the same clock.
         """
-        if self._state is OPEN and now >= self._retry_at:
-            self._state = HALF_OPEN
+        if self.state is OPEN and now >= self._retry_at:
+            self.state = HALF_OPEN
 
     def abandoned(self, now: float) -> None:
         """The attempt ended without saying anything about the worker (its client left)."""
-        if self._state is HALF_OPEN:
-            self._state = OPEN
+        if self.state is HALF_OPEN:
+            self.state = OPEN
             self._retry_at = now
 
     def record(self, answer: Answer, now: float, *, retry_after_s: float | None = None) -> None:
@@ -87,12 +80,12 @@ class Breaker:
         if answer is FAILURE:
             self._record_failure(now)
             return
-        self._state = CLOSED
+        self.state = CLOSED
         self._failures_in_row = 0
         self._open_s = self._settings.open_s
         if answer is BACKPRESSURE:
             wait_s = self._settings.backoff_s if retry_after_s is None else retry_after_s
-            self._backs_off_until = now + min(wait_s, self._settings.max_open_s)
+            self.backs_off_until = now + min(wait_s, self._settings.max_open_s)
 
     def ended(self, now: float, *, whole: bool) -> None:
         """An answer that was a SUCCESS when it began has come to its end, or broken off.
@@ -101,21 +94,21 @@ class Breaker:
         well says nothing about new ones.
         """
         self._broken_off_in_row = 0 if whole else self._broken_off_in_row + 1
-        if self._state is CLOSED and self._broken_off_in_row >= self._settings.failures:
+        if self.state is CLOSED and self._broken_off_in_row >= self._settings.failures:
             self._open(now)
 
     def _record_failure(self, now: float) -> None:
         self._failures_in_row += 1
-        if self._state is OPEN:
+        if self.state is OPEN:
             return  # a request that was sent before it opened
-        if self._state is HALF_OPEN:
+        if self.state is HALF_OPEN:
             self._open_s = min(2 * self._open_s, self._settings.max_open_s)
             self._open(now)
         elif self._failures_in_row >= self._settings.failures:
             self._open(now)
 
     def _open(self, now: float) -> None:
-        self._state = OPEN
+        self.state = OPEN
         self._retry_at = now + self._open_s
         self.opened_total += 1
 

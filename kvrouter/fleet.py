@@ -66,6 +66,8 @@ class Fleet:
         self.workers: dict[str, Worker] = {}
         self.pools: dict[str, Pool] = {}
         self.ranks: dict[WorkerRank, RankState] = {}
+        self._routes: dict[str, Route] = {}
+        """Those that were asked for, until a worker comes or goes."""
         self._make_pool = make_pool
         self._breaker = breaker
         self._prediction = prediction
@@ -88,6 +90,7 @@ class Fleet:
         model = facts.base_model
         if model is None:
             raise ValueError(f"worker {worker.name} has no base model")
+        self._routes.clear()
         before = self.pool_of(worker.name)
         if before is not None and before.model != model:
             before.remove(worker.name)
@@ -103,6 +106,7 @@ class Fleet:
 
     def remove(self, name: str) -> None:
         """The worker is gone for good; its running requests end on their own."""
+        self._routes.clear()
         pool = self.pool_of(name)
         if pool is not None:
             pool.remove(name)
@@ -127,6 +131,9 @@ class Fleet:
 
         Raises RequestError when there is no such model, or none to be known yet.
         """
+        known = self._routes.get(model or "")
+        if known is not None:
+            return known
         if not self.pools:
             names = ", ".join(self.workers) or "none"
             message = f"no worker has joined yet (configured: {names})"
@@ -138,7 +145,8 @@ class Fleet:
         for pool in self.pools.values():
             worker = pool.worker_with(model)
             if worker is not None:
-                return Route(pool, model, worker.names[model])
+                route = self._routes[model] = Route(pool, model, worker.names[model])
+                return route
         raise RequestError(Fault.NO_SUCH_MODEL, self._no_such_model(model))
 
     def _no_such_model(self, model: str) -> str:

@@ -95,13 +95,16 @@ class RankLoad(msgspec.Struct, frozen=True, gc=False):
 
     def recent_tokens(self, now: float) -> float:
         """Uncached tokens of its latest bookings, decayed."""
-        age_s = now - self.dispatched_at
-        decay = 0.5 ** (age_s / self.half_life_s) if age_s > 0 else 1.0
-        return self.dispatched_tokens * decay
+        return decayed(self.dispatched_tokens, now - self.dispatched_at, self.half_life_s)
 
     def oldest_prefill_age_s(self, now: float) -> float:
         """Since the oldest request without a first output byte was booked; 0 if none."""
         return max(0.0, now - self.oldest_at)
+
+
+def decayed(tokens: float, age_s: float, half_life_s: float) -> float:
+    """What is left of a sum after so long."""
+    return tokens * 0.5 ** (age_s / half_life_s) if age_s > 0 else tokens
 
 
 def recency(tokens: float, at: float, half_life_s: float) -> float:
@@ -125,6 +128,8 @@ def queued_tokens(loads: Sequence[RankLoad], now: float) -> list[float]:
 
 
 IDLE = RankLoad()
+OK, REFUSED = Outcome.OK, Outcome.REFUSED
+"""By names of their own: looking one up in its class costs as much as a call."""
 
 
 class Journal(Protocol):
@@ -179,7 +184,7 @@ class Totals(msgspec.Struct, frozen=True):
 class _Entry:
     """The counts of one rank from its first booking to its removal.
 
-    Whoever changes one of them calls `changed`.
+    Whoever changes one of them sets `seen` to None.
     """
 
     __slots__ = (
@@ -205,10 +210,6 @@ class _Entry:
         self.leases: set[Lease] = set()
         self.seen: RankLoad | None = None
         """The counts as one value, until they change."""
-
-    def changed(self) -> None:
-        """What was seen of the counts is not true any more."""
-        self.seen = None
 
     @property
     def load(self) -> RankLoad:
@@ -240,9 +241,11 @@ class _Entry:
         """A request is booked."""
         self.last_turn = turn
         self.block_size = block_size
-        self.dispatched_tokens = self.load.recent_tokens(now) + uncached_tokens
+        age_s = now - self.dispatched_at
+        recent = decayed(self.dispatched_tokens, age_s, self.half_life_s)
+        self.dispatched_tokens = recent + uncached_tokens
         self.dispatched_at = now
-        self.changed()
+        self.seen = None
 
     def refused(self, uncached_tokens: int, booked_at: float, now: float) -> None:
         """A request that was booked then turned out to be no work."""
@@ -250,7 +253,7 @@ class _Entry:
         recent = self.load.recent_tokens(now) - uncached_tokens * faded
         self.dispatched_tokens = recent if recent >= 1.0 else 0.0  # no crumbs of rounding
         self.dispatched_at = now
-        self.changed()
+        self.seen = None
 
 
 class Lease:
@@ -258,6 +261,7 @@ class Lease:
 
     __slots__ = (
         "_entry",
+        "_full_at",
         "_hashed_blocks",
         "_hold",
         "_length",
@@ -292,6 +296,8 @@ class Lease:
         self._entry: _Entry | None = None
         self._hold: tuple[ActiveBlocks, Hold] | None = None
         self._length = 0
+        self._full_at = 0
+        """So many output tokens fill the blocks that are counted."""
         self._hashed_blocks = 0
         self._own_blocks = 0
 
@@ -302,28 +308,24 @@ class Lease:
         self.prefill_done_at = now
         if self._entry is not None:
             self._entry.prefills.done(self, now)
-            self._entry.changed()
-        if self._journal is not None:
-            self._journal.prefill_done(self, now)
+            self._entry.seen = None
+            if self._load.journal is not None:
+                self._load.journal.prefill_done(self, now)
 
     @property
     def blocks(self) -> int:
         """The blocks that the request fills by now, shared ones and the last, part-filled one."""
         return self._hashed_blocks + self._own_blocks
 
-    @property
-    def _journal(self) -> Journal | None:
-        return self._load.journal if self._entry is not None else None
-
     def add_output_tokens(self, n: int, now: float) -> None:
-        """The engine sent `n` more tokens, which also says that the prefill is over."""
+        """The engine sent `n` more tokens, which also says that the prefill is over, by `now`."""
         if n <= 0 or self.outcome is not None:
             return
         if self.prefill_done_at is None:
             self.prefill_done(now)
         self.output_tokens += n
-        if self._grow() and self._journal is not None:
-            self._journal.grown(self)
+        if self.output_tokens > self._full_at and self._grow() and self._load.journal is not None:
+            self._load.journal.grown(self)
 
     def settle(self, outcome: Outcome, now: float) -> bool:
         """The request is over on this rank. True the first time; the first outcome stands."""
@@ -332,20 +334,23 @@ class Lease:
         self.outcome = outcome
         self.settled_at = now
         self._load._settled[outcome] += 1  # noqa: SLF001 - a lease is a part of its load
-        if self._entry is not None and outcome is Outcome.OK and self.prefill_done_at is not None:
+        entry = self._entry
+        if entry is None:
+            return True
+        if outcome is OK and self.prefill_done_at is not None and self.output_tokens > 1:
             self._load.paces.learn(
                 self.rank,
-                active=len(self._entry.leases),
+                active=len(entry.leases),
                 tokens=self.output_tokens - 1,
                 taken_s=now - self.prefill_done_at,
                 now=now,
             )
-        if self._entry is not None and outcome is Outcome.REFUSED:
-            self._entry.refused(self.prefill_tokens, self.booked_at, now)
+        if outcome is REFUSED:
+            entry.refused(self.prefill_tokens, self.booked_at, now)
         self.detach(now)
         return True
 
-    def attach(self, entry: _Entry, prompt: Prompt, tree: ActiveBlocks, cached_blocks: int) -> None:
+    def attach(self, entry: _Entry, prompt: Prompt, cached_blocks: int) -> None:
         """Enter the request into its rank's counts. Called once, by `Load.book`."""
         hashes = prompt.hashes(self.block_size)
         self._entry = entry
@@ -354,13 +359,14 @@ class Lease:
         entry.leases.add(self)
         entry.prefills.add(self, self.prefill_tokens, self.booked_at)
         if hashes:
+            tree = self._load._tree(self.block_size)  # noqa: SLF001 - see above
             hold = tree.hold(self.rank, hashes)
             self._hold = (tree, hold)
             entry.decode_tokens += hold.added_blocks * self.block_size
-        entry.changed()
+        entry.seen = None
         self._grow()
-        if self._journal is not None:
-            self._journal.booked(self, hashes, cached_blocks)
+        if self._load.journal is not None:
+            self._load.journal.booked(self, hashes, cached_blocks)
 
     def detach(self, now: float) -> None:
         """Take the request out of its rank's counts; nothing that comes later touches them.
@@ -370,27 +376,30 @@ class Lease:
         entry = self._entry
         if entry is None:
             return
-        entry.prefills.drop(self, now)
-        journal, self._entry = self._journal, None
+        self._entry = None
+        if self.prefill_done_at is None:
+            entry.prefills.drop(self, now)
         entry.leases.discard(self)
         entry.decode_tokens -= self._own_blocks * self.block_size
         if self._hold is not None:
             tree, hold = self._hold
             entry.decode_tokens -= tree.release(hold) * self.block_size
             self._hold = None
-        entry.changed()
-        if journal is not None:
-            journal.over(self, now)
+        entry.seen = None
+        if self._load.journal is not None:
+            self._load.journal.over(self, now)
 
     def _grow(self) -> bool:
         """Count the blocks that no hash names: the prompt's last part, and output.
 
         True if their number has changed.
         """
-        blocks = -(-(self._length + self.output_tokens) // self.block_size) - self._hashed_blocks
+        length, size = self._length + self.output_tokens, self.block_size
+        blocks = -(-length // size) - self._hashed_blocks
+        self._full_at = (self._hashed_blocks + blocks) * size - self._length
         if self._entry is not None and blocks != self._own_blocks:
             self._entry.decode_tokens += (blocks - self._own_blocks) * self.block_size
-            self._entry.changed()
+            self._entry.seen = None
             self._own_blocks = blocks
             return True
         return False
@@ -431,7 +440,7 @@ class Load:
         self._turn += 1
         entry.dispatched(uncached, self._turn, block_size, now)
         lease = Lease(self, rank, uncached, block_size, now)
-        lease.attach(entry, prompt, self._tree(block_size), int(overlap_blocks))
+        lease.attach(entry, prompt, int(overlap_blocks))
         return lease
 
     def of(self, rank: WorkerRank) -> RankLoad:
@@ -441,20 +450,20 @@ class Load:
 
     def of_each(self, ranks: Sequence[WorkerRank]) -> list[RankLoad]:
         """The load of each of these ranks."""
-        return [(entry.seen or entry.look()) if entry else IDLE for entry in self._of(ranks)]
+        entries = self._found if ranks is self._asked else self._of(ranks)
+        return [(entry.seen or entry.look()) if entry else IDLE for entry in entries]
 
     def slowness(self, ranks: Sequence[WorkerRank]) -> list[float]:
         """How many times as long as elsewhere outputs take on each rank; empty if on none."""
-        return self.paces.slowness(ranks)
+        return self.paces.slowness(ranks) if self.paces.slow else []
 
     def _of(self, ranks: Sequence[WorkerRank]) -> Sequence[_Entry | None]:
         """The entries of these ranks; those of the latest tuple are remembered.
 
         Decisions ask for the same ranks again and again.
         """
-        if ranks is not self._asked:
-            self._asked = tuple(ranks)
-            self._found = list(map(self._entries.get, ranks))
+        self._asked = tuple(ranks)
+        self._found = list(map(self._entries.get, ranks))
         return self._found
 
     def active_blocks(self, prompt: Prompt, block_size: int) -> dict[WorkerRank, int]:
@@ -520,7 +529,7 @@ def _check_entry(entry: _Entry, hashed_tokens: int) -> None:
     _require(hashed_tokens + own_tokens == entry.decode_tokens, "decode tokens are shared and own")
     _require(prefill_tokens >= 0 <= own_tokens, "no count is negative")
     seen = entry.load
-    entry.changed()
+    entry.seen = None
     _require(seen == entry.load, "what was seen is true until a change")
 
 

@@ -87,32 +87,32 @@ class Metrics:
 
     def request_ended(self, path: str, fault: Fault | None, seconds: float) -> None:
         """A client's request is over; `fault` is the router's own error, if that was the answer."""
-        self._requests.add(1, path, "none" if fault is None else fault.label)
-        self._duration.observe(seconds, path)
+        self._requests.counts[path, "none" if fault is None else fault.label] += 1
+        self._duration.rows[path,].observe(seconds)
 
     def unread(self, fault: Fault) -> None:
         """What a client sent could not be read as a request."""
-        self._requests.add(1, "unread", fault.label)
+        self._requests.counts["unread", fault.label] += 1
 
     def decided(self, decision: Decision, prompt: Prompt, seconds: float) -> None:
         """A worker rank was chosen."""
-        self._decision.observe(seconds)
-        self._prompts.add(1, prompt.fidelity)
-        self._prompt_tokens.add(prompt.prompt_tokens)
+        self._decision.rows[()].observe(seconds)
+        self._prompts.counts[prompt.fidelity,] += 1
+        self._prompt_tokens.counts[()] += prompt.prompt_tokens
         chosen = decision.chosen
-        self._overlap_tokens.add(chosen.held_blocks * chosen.block_size)
+        self._overlap_tokens.counts[()] += chosen.held_blocks * chosen.block_size
 
     def attempt_ended(self, attempt: Attempt) -> None:
         """A request to a worker is over."""
         worker = attempt.worker.name
-        self._attempts.add(1, worker, attempt.outcome)
+        self._attempts.counts[worker, attempt.outcome] += 1
         if attempt.first_byte_at is not None:
-            self._first_byte.observe(attempt.first_byte_at - attempt.started_at, worker)
+            self._first_byte.rows[worker,].observe(attempt.first_byte_at - attempt.started_at)
 
     def ids_sent(self) -> None:
         """A prompt goes to its engine as token ids."""
-        self._sent_as_ids.add(1)
+        self._sent_as_ids.counts[()] += 1
 
     def retried(self) -> None:
         """Another worker is tried."""
-        self._retries.add(1)
+        self._retries.counts[()] += 1

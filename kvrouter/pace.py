@@ -74,7 +74,8 @@ class Paces:
     def __init__(self) -> None:
         self._line = _Line()
         self._seen: dict[WorkerRank, _Seen] = {}
-        self._slow: dict[WorkerRank, float] = {}
+        self.slow: dict[WorkerRank, float] = {}
+        """The slow ones, with how many times as long their outputs take."""
 
     def learn(
         self, rank: WorkerRank, *, active: int, tokens: int, taken_s: float, now: float
@@ -91,25 +92,25 @@ class Paces:
             seen = self._seen[rank] = _Seen(now)
         ratio = seen.add(taken_s, expected_s, now)
         if ratio >= SLOW_FROM:
-            self._slow[rank] = ratio
+            self.slow[rank] = ratio
         else:
-            self._slow.pop(rank, None)
-        if self._slow:
+            self.slow.pop(rank, None)
+        if self.slow:
             self._give_new_chances(now)
 
     def forget(self, rank: WorkerRank) -> None:
         """The rank is gone, or to be judged anew."""
         self._seen.pop(rank, None)
-        self._slow.pop(rank, None)
+        self.slow.pop(rank, None)
 
     def slowness(self, ranks: Sequence[WorkerRank]) -> list[float]:
         """How many times as long as elsewhere an output takes on each of these ranks.
 
         1 for those that are not slow; empty if none is, which is most often so.
         """
-        slow = self._slow
+        slow = self.slow
         return [slow.get(rank, 1.0) for rank in ranks] if slow else []
 
     def _give_new_chances(self, now: float) -> None:
-        for rank in [each for each in self._slow if self._seen[each].at + NEW_CHANCE_S < now]:
+        for rank in [each for each in self.slow if self._seen[each].at + NEW_CHANCE_S < now]:
             self.forget(rank)

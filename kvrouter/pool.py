@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping
 
 from events import EventBatch, WorkerRank
 from indexer import Applied, RadixIndex
+from kvrouter.breaker import CLOSED
 from kvrouter.joint_predictions import Expectations
 from kvrouter.scheduler import DEFAULT_BLOCK_SIZE, Scheduler
 from kvrouter.token_counts import TokenCounts
@@ -11,6 +12,7 @@ from kvrouter.tokenize import PromptTokenizer
 from kvrouter.workers import Worker, WorkerState
 
 READY = WorkerState.READY
+NO_LAYOUT = -1
 
 
 def said_block_size(workers: Mapping[str, Worker], rank: WorkerRank) -> int:
@@ -34,6 +36,9 @@ class Pool:
         """Why prompts are not tokenized: the tokenizer cannot be loaded."""
         self.token_counts = TokenCounts()
         self.workers: dict[str, Worker] = {}
+        self._block_sizes: frozenset[int] = frozenset()
+        self._layout = NO_LAYOUT
+        """The index's, when the block sizes were looked at."""
 
     @property
     def tokenizer_loading(self) -> bool:
@@ -46,10 +51,12 @@ class Pool:
         for rank in worker.ranks:
             self.index.set_capacity(rank, worker.facts.capacity_blocks)
         self.scheduler.look_anew()
+        self._layout = NO_LAYOUT
 
     def remove(self, worker: str) -> None:
         """The worker does not serve this model any more."""
         self.workers.pop(worker, None)
+        self._layout = NO_LAYOUT
         self.index.remove_worker(worker)
         self.predicted.drop_worker(worker)
 
@@ -101,16 +108,24 @@ class Pool:
             for worker in self.workers.values()
             if worker.state is READY and model in worker.names and worker.name not in excluded
         ]
-        trusted = [worker for worker in willing if worker.breaker.allows(now)]
+        trusted = [
+            worker
+            for worker in willing
+            if worker.breaker.state is CLOSED or worker.breaker.allows(now)
+        ]
         if not trusted and not excluded:
             trusted = willing
-        rested = [worker for worker in trusted if not worker.breaker.backs_off(now)]
+        rested = [worker for worker in trusted if worker.breaker.backs_off_until <= now]
         return [rank for worker in rested or trusted for rank in worker.ranks]
 
     def block_size_of(self, rank: WorkerRank) -> int:
         """The rank's block size in tokens: what its events say, else what it said on joining."""
         return self.index.block_size(rank) or said_block_size(self.workers, rank)
 
-    def block_sizes(self) -> set[int]:
-        """The block sizes in use, in tokens."""
-        return {self.block_size_of(r) for worker in self.workers.values() for r in worker.ranks}
+    def block_sizes(self) -> frozenset[int]:
+        """The block sizes in use, in tokens; looked at again when workers or the index change."""
+        if self._layout != self.index.layout:
+            ranks = [rank for worker in self.workers.values() for rank in worker.ranks]
+            self._block_sizes = frozenset(map(self.block_size_of, ranks))
+            self._layout = self.index.layout
+        return self._block_sizes

@@ -3,7 +3,9 @@
 import math
 from collections import OrderedDict
 from collections.abc import Hashable
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
+
+import msgspec
 
 RATE_HALF_LIFE_S = 30.0
 """How fast a learned prefill rate forgets, in seconds in which the rank had prefills waiting. Long
@@ -13,7 +15,7 @@ throttles."""
 K = TypeVar("K", bound=Hashable)
 
 
-class Waiting(NamedTuple):
+class Waiting(msgspec.Struct, frozen=True, gc=False):
     """A request without a first output byte."""
 
     tokens: int
@@ -30,33 +32,32 @@ class Prefills(Generic[K]):
     for three times as slow.
     """
 
-    __slots__ = ("_prefilled_s", "_prefilled_tokens", "tokens", "waiting", "working_since")
+    __slots__ = (
+        *("_prefilled_s", "_prefilled_tokens", "oldest", "rate", "tokens", "waiting"),
+        "working_since",
+    )
 
     def __init__(self) -> None:
         self.waiting: OrderedDict[K, Waiting] = OrderedDict()
         """Oldest first (its first is found in O(1))."""
+        self.oldest = NOBODY
+        """The request that has waited longest."""
         self.tokens = 0
         """Of all that wait."""
         self.working_since = 0.0
         """When the rank can have begun with the oldest."""
+        self.rate = 0.0
+        """Tokens per second; 0 if not known yet."""
         self._prefilled_tokens = 0.0
         self._prefilled_s = 0.0
 
-    @property
-    def oldest(self) -> Waiting:
-        """The request that has waited longest."""
-        return next(iter(self.waiting.values()), NOBODY)
-
-    @property
-    def rate(self) -> float:
-        """Tokens per second; 0 if not known yet."""
-        return self._prefilled_tokens / self._prefilled_s if self._prefilled_s > 0 else 0.0
-
     def add(self, name: K, tokens: int, booked_at: float) -> None:
         """A request is booked."""
+        waiting = Waiting(tokens, booked_at)
         if not self.waiting:
+            self.oldest = waiting
             self.working_since = booked_at
-        self.waiting[name] = Waiting(tokens, booked_at)
+        self.waiting[name] = waiting
         self.tokens += tokens
 
     def done(self, name: K, now: float) -> int:
@@ -71,6 +72,8 @@ class Prefills(Generic[K]):
             decay = 0.5 ** (elapsed_s / RATE_HALF_LIFE_S)
             self._prefilled_tokens = self._prefilled_tokens * decay + tokens
             self._prefilled_s = self._prefilled_s * decay + elapsed_s
+            if self._prefilled_s > 0:
+                self.rate = self._prefilled_tokens / self._prefilled_s
             self.working_since = now
         return tokens
 
@@ -85,5 +88,7 @@ class Prefills(Generic[K]):
 
     def _remove(self, name: K) -> int:
         waited = self.waiting.pop(name, NOBODY)
+        if waited is self.oldest:
+            self.oldest = next(iter(self.waiting.values()), NOBODY)
         self.tokens -= waited.tokens
         return waited.tokens

@@ -22,6 +22,12 @@ class Fidelity(StrEnum):
     BLIND = "blind"
 
 
+BLIND = Fidelity.BLIND
+"""By a name of its own: looking it up in its class costs as much as a call."""
+
+_NO_IDS: "array[int]" = array("I")
+
+
 class Prompt:
     """A tokenized prompt in its namespace, with its block hashes by block size.
 
@@ -55,8 +61,7 @@ class Prompt:
     @classmethod
     def blind(cls, prompt_tokens: int, reason: str) -> "Prompt":
         """A prompt of which only an estimated length is known."""
-        ids: array[int] = array("I")
-        return cls(ids, prompt_tokens=prompt_tokens, fidelity=Fidelity.BLIND, reason=reason)
+        return cls(_NO_IDS, prompt_tokens=prompt_tokens, fidelity=BLIND, reason=reason)
 
     def hashes(self, block_size: int) -> bytes:
         """The hashes of all full blocks, `HASH_BYTES` each; computed once per block size."""

@@ -50,12 +50,20 @@ class Predictions(Protocol):
         """Forget what has not come in time."""
 
 
+_Held = tuple[list[Overlap], list[int], Sequence[float]]
+"""Each rank's overlap, the blocks expected behind it, and what both save."""
+
+
 class _Group(NamedTuple):
-    """Ranks of one block size, and their smallest capacity in tokens."""
+    """Ranks of one block size, and what their columns have in common."""
 
     ranks: tuple[WorkerRank, ...]
     block_size: int
     least_capacity: float
+    """Of any of them, in tokens."""
+    block_sizes: list[int]
+    nothing_held: _Held
+    """Of a prompt without a block that could be found again."""
 
 
 class _Layout(NamedTuple):
@@ -110,7 +118,8 @@ class Scheduler:
         """
         decision = self._decide(prompt, candidates, now, self._rng)
         chosen = decision.chosen
-        self._expect(prompt, chosen, now)
+        if prompt.token_ids:
+            self._expect(prompt, chosen, now)
         lease = self._load.book(
             chosen.rank,
             prompt,
@@ -156,7 +165,13 @@ class Scheduler:
             self._index.layout,
             list(ranks),
             [
-                _Group(tuple(members), size, min(self._capacities(members, size)))
+                _Group(
+                    tuple(members),
+                    size,
+                    min(self._capacities(members, size)),
+                    [size] * len(members),
+                    ([NO_OVERLAP] * len(members), [0] * len(members), [0.0] * len(members)),
+                )
                 for size, members in by_size.items()
             ],
         )
@@ -166,17 +181,20 @@ class Scheduler:
 
         In columns, each made by one expression: there may be hundreds of ranks.
         """
-        ranks, size, least_capacity = group
-        hashes = prompt.reusable_hashes(size)
-        overlaps, predicted, saved = (
-            self._held(hashes, ranks, now) if hashes else _nothing_held(len(ranks))
-        )
-        tokens = max(1, prompt.prompt_tokens)
-        all_tokens = -(-max(tokens, len(prompt.token_ids)) // size) * size
+        ranks, size, least_capacity, block_sizes, held = group
+        tokens = prompt.prompt_tokens or 1
+        all_tokens = tokens
+        if prompt.token_ids:
+            all_tokens = max(tokens, len(prompt.token_ids))
+            hashes = prompt.reusable_hashes(size)
+            if hashes:
+                held = self._held(hashes, ranks, now)
+        overlaps, predicted, saved = held
+        all_tokens = -(-all_tokens // size) * size
         return Survey(
             now,
             ranks,
-            [size] * len(ranks),
+            block_sizes,
             overlaps,
             predicted,
             saved,
@@ -190,10 +208,7 @@ class Scheduler:
             rooms=lambda: self._rooms(ranks, size),
         )
 
-    def _held(
-        self, hashes: bytes, ranks: Sequence[WorkerRank], now: float
-    ) -> tuple[list[Overlap], list[int], Sequence[float]]:
-        """Each rank's overlap, the blocks expected behind it, and what both save."""
+    def _held(self, hashes: bytes, ranks: Sequence[WorkerRank], now: float) -> _Held:
         overlaps = self._overlaps(hashes, ranks)
         if self._index.is_gpu_only:
             starts = list(map(itemgetter(0), overlaps))
@@ -255,8 +270,3 @@ class Scheduler:
 def _expected(prompt: Prompt, chosen: Candidate) -> bytes:
     """What the engine will report once it has computed the prompt."""
     return prompt.hashes(chosen.block_size)[chosen.overlap.gpu * HASH_BYTES :]
-
-
-def _nothing_held(ranks: int) -> tuple[list[Overlap], list[int], list[float]]:
-    """What `_held` gives for a prompt without a block that could be found again."""
-    return [NO_OVERLAP] * ranks, [0] * ranks, [0.0] * ranks

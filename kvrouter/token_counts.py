@@ -25,11 +25,12 @@ class TokenCounts:
 
     def observe(self, ours: int, engines: int) -> bool:
         """Take in one answer to a prompt that went as text; True when this brings the problem."""
-        was_fine = not self.problem
-        self._latest.append((ours, engines))
         if ours == engines:
+            self._latest.append((ours, engines))
             self.equal_total += 1
             return False
+        was_fine = not self.problem
+        self._latest.append((ours, engines))
         self.different_total += 1
         return was_fine
 

@@ -316,7 +316,7 @@ async def _ticking(fleet: Fleet, metrics: Metrics) -> AsyncIterator[None]:
             due = time.monotonic() + TICK_S
             await asyncio.sleep(TICK_S)
             now = time.monotonic()
-            metrics.loop_lag.observe(now - due)
+            metrics.loop_lag.rows[()].observe(now - due)
             fleet.tick(now)
 
     async with background({"ticks": tick}):

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from kvrouter.breaker import Answer
+from kvrouter.breaker import CLOSED, Answer
 from kvrouter.http.engine import EngineError, EngineFailure
+from kvrouter.http.headers import retry_after_s
 from kvrouter.load import Outcome
 from kvrouter.openai.errors import RequestError
 from kvrouter.openai.scan import Usage
@@ -24,6 +25,7 @@ SUCCESS = Answer.SUCCESS
 """By names of their own: looking one up in its class costs as much as a call."""
 
 BACKPRESSURE_STATUSES = (429, 503)
+FIRST_ERROR_STATUS = 400
 FAILURE_STATUSES = (500, 502, 504)
 """Of the 5xx, those that say that the engine is ill and not that it won't do this."""
 
@@ -46,7 +48,8 @@ class Attempt:
         """Whether the head of a good answer is here."""
 
     def __enter__(self) -> Self:
-        self.worker.breaker.sending(self.started_at)
+        if self.worker.breaker.state is not CLOSED:
+            self.worker.breaker.sending(self.started_at)
         return self
 
     def __exit__(
@@ -62,17 +65,23 @@ class Attempt:
             self.worker.breaker.abandoned(now)
         self._lease.settle(self.outcome, now)
 
-    def answered(self, status: int, retry_after_s: float | None) -> None:
+    def answered(self, status: int, retry_after: str | None) -> None:
         """The head of a response is here; it is what the breaker learns from."""
-        if status in BACKPRESSURE_STATUSES:
-            self._end(Outcome.BACKPRESSURE, Answer.BACKPRESSURE, retry_after_s)
+        breaker = self.worker.breaker
+        if status < FIRST_ERROR_STATUS:
+            self._breaker_told = self._begun = True
+            breaker.record(SUCCESS, self._clock())
         elif status in FAILURE_STATUSES:
             self._fail(Outcome.ENGINE_FAILED)
-        elif status >= 400:  # noqa: PLR2004  # the client errors of HTTP
-            self._end(Outcome.REFUSED, SUCCESS)
+        elif status in BACKPRESSURE_STATUSES:
+            self._breaker_told = True
+            self.outcome = Outcome.BACKPRESSURE
+            pause_s = retry_after_s(retry_after)
+            breaker.record(Answer.BACKPRESSURE, self._clock(), retry_after_s=pause_s)
         else:
-            self._tell_breaker(SUCCESS)
-            self._begun = True
+            self._breaker_told = True
+            self.outcome = Outcome.REFUSED
+            breaker.record(SUCCESS, self._clock())
 
     def first_byte(self) -> None:
         """The first byte of the body is here: the prefill is done, unless it tells of an error."""
@@ -83,7 +92,7 @@ class Attempt:
     def output(self, tokens: int) -> None:
         """So many more output tokens have passed."""
         if self.first_byte_at is not None:
-            self._lease.add_output_tokens(tokens, self._clock())
+            self._lease.add_output_tokens(tokens, self.first_byte_at)
 
     def relayed(self, *, failed: bool, usage: Usage | None) -> None:
         """The whole response has been passed on; `failed` if the engine said so within it."""
@@ -114,11 +123,3 @@ class Attempt:
             breaker.record(Answer.FAILURE, now)
         if breaker.opened_total > opened:
             log.warning("worker %s: breaker open, its requests fail", self.worker.name)
-
-    def _end(self, outcome: Outcome, answer: Answer, retry_after_s: float | None = None) -> None:
-        self.outcome = outcome
-        self._tell_breaker(answer, retry_after_s)
-
-    def _tell_breaker(self, answer: Answer, retry_after_s: float | None = None) -> None:
-        self._breaker_told = True
-        self.worker.breaker.record(answer, self._clock(), retry_after_s=retry_after_s)

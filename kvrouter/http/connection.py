@@ -79,6 +79,9 @@ class ClientConnection(asyncio.Protocol):
         self._waiting: deque[Incoming] = deque()
         self._client: WireClient | None = None
         self._task: asyncio.Task[None] | None = None
+        """Serves one request after the other, from the first one on."""
+        self._more: asyncio.Future[None] | None = None
+        """What it waits for in between."""
         self._idle = False
         """Whether a response is out and nothing of another request has come."""
         self._lingering = False
@@ -107,8 +110,11 @@ class ClientConnection(asyncio.Protocol):
         self._transport = None
         self._waiting.clear()
         self._deadline.close()
-        if self._task is not None:
-            self._task.cancel()
+        task, self._task = self._task, None
+        if self._client is None:
+            self._go_on()
+        elif task is not None:
+            task.cancel()
         self._reader.close()
         self._owner.closed(self)
 
@@ -183,19 +189,38 @@ class ClientConnection(asyncio.Protocol):
         if self._waiting:
             self._deadline.move(self._settings.stall_s) if self.full else self._deadline.clear()
             self._client = WireClient(self._waiting.popleft(), self, body_s=self._settings.body_s)
-            self._task = asyncio.Task(self._serve(self._client), loop=self._loop, name="request")
+            if self._task is None:
+                self._task = asyncio.Task(self._serve(), loop=self._loop, name="requests")
+            else:
+                self._go_on()
         elif self._reader.failure is not None:
             self._refuse(self._reader.failure)
         elif self._idle and self._reader.reading:
             self._idle = False
             self._deadline.move(self._settings.head_s)
 
-    async def _serve(self, client: WireClient) -> None:
+    def _go_on(self) -> None:
+        """Let the task see that there is a request, or that the client is gone."""
+        more, self._more = self._more, None
+        if more is not None and not more.done():
+            more.set_result(None)
+
+    async def _serve(self) -> None:
+        """Serve what comes; ends with the connection."""
         try:
-            await self._handle(client)
+            while self._transport is not None:
+                client = self._client
+                if client is None:
+                    self._more = self._loop.create_future()
+                    await self._more
+                    continue
+                try:
+                    await self._handle(client)
+                finally:
+                    self._client = None
+                    self._served(client)
         finally:
-            self._client = self._task = None
-            self._served(client)
+            self._task = None  # how it ended knows of this connection
 
     def _served(self, client: WireClient) -> None:
         transport = self._transport

@@ -21,7 +21,7 @@ from kvrouter.http.exchange import Exchange, Job
 from kvrouter.metrics import Metrics
 from kvrouter.openai.body import BadBody, Endpoint, RequestBody, parse_body
 from kvrouter.openai.errors import Fault, RequestError
-from kvrouter.openai.paths import ON_THE_SECOND_PORT, Handling, Path, PathTable
+from kvrouter.openai.paths import HEALTH, MODELS, ON_THE_SECOND_PORT, Path, PathTable
 from kvrouter.openai.prompt_ids import may_send_ids, with_prompt_ids
 from kvrouter.openai.rewrite import without_report_mode
 from kvrouter.prompt import Fidelity, Prompt
@@ -35,6 +35,8 @@ BYTES_PER_TOKEN = 4
 
 
 REWRITE_INLINE_BYTES = 65_536
+
+NO_TOKENIZER = "no tokenizer for the model"
 
 
 class FrontDoor:
@@ -71,12 +73,20 @@ class FrontDoor:
         """Serve one request; returns when the response is whole or the connection is cut."""
         self.active_requests += 1
         started_at = time.perf_counter()
-        label = self._paths.label(client.path)
+        path = self._paths.find(client.method, client.path)
+        label = self._paths.label(client.path) if path is None else path.label
         fault: Fault | None = None
         if "origin" in client.fields:
             client.add_headers(self._cors.on_response(client.fields["origin"]))
         try:
-            await self._serve(client, label)
+            if path is None:
+                self._answer_unserved(client)
+            elif path.handling is HEALTH:
+                send_whole(client, 200, [], b"")
+            elif path.handling is MODELS:
+                _send_json(client, self._fleet.models())
+            else:
+                await self._admit(client, path)
         except RequestError as error:
             fault = error.fault
             _answer_error(client, error)
@@ -88,19 +98,7 @@ class FrontDoor:
             self.active_requests -= 1
             self._metrics.request_ended(label, fault, time.perf_counter() - started_at)
 
-    async def _serve(self, client: Client, label: str) -> None:
-        path = self._paths.find(client.method, client.path)
-        if path is None:
-            self._answer_unserved(client)
-            return
-        if path.handling is Handling.HEALTH:
-            send_whole(client, 200, [], b"")
-        elif path.handling is Handling.MODELS:
-            _send_json(client, self._fleet.models())
-        else:
-            await self._admit(client, path, label)
-
-    async def _admit(self, client: Client, path: Path, label: str) -> None:
+    async def _admit(self, client: Client, path: Path) -> None:
         """Serve a request for an engine, if there is room for it."""
         if self.active_requests > self._max_active:
             message = f"more than {self._max_active} requests are active"
@@ -111,7 +109,7 @@ class FrontDoor:
             raise RequestError(Fault.OVERLOADED, message, retry_after_s=1)
         self._held_bytes += held_bytes
         try:
-            job = await self._job(client, path, label)
+            job = await self._job(client, path)
             self._held_bytes += len(job.body) - held_bytes
             held_bytes = len(job.body)
             await self._exchange.run(client, job)
@@ -138,30 +136,33 @@ class FrontDoor:
             headers += self._cors.on_preflight(client.fields, methods)
         send_whole(client, 204, headers, b"")
 
-    async def _job(self, client: Client, path: Path, label: str) -> Job:
+    async def _job(self, client: Client, path: Path) -> Job:
         body = await client.body()
         if path.response_id is not None:
-            return self._response_job(client, path.response_id, label, body)
+            return self._response_job(client, path, path.response_id, body)
         fields = _read_body(path.endpoint, body)
         route = self._fleet.route(fields.model if fields else None)
         pinned = self._previous_owner(fields)
         if fields is None or path.endpoint is None:
             prompt = Prompt.blind(len(body) // BYTES_PER_TOKEN, "this path is not tokenized")
         else:
-            prompt = await self.prompt(route, fields)
+            if route.pool.tokenizer is None:
+                prompt = blind(fields, NO_TOKENIZER)
+            else:
+                prompt = await self.prompt(route, fields)
             if fields.has_report_mode:
                 body = without_report_mode(body)
-            if self._sends_ids(route, fields, prompt):
+            if self._send_ids and self._sends_ids(route, fields, prompt):
                 prompt.ids_sent = True
                 self._metrics.ids_sent()
                 body = await _with_ids(body, path.endpoint, prompt)
-        return _new_job(client, route, prompt, body, label, pinned)
+        return _new_job(client, route, prompt, body, path.label, pinned)
 
     async def prompt(self, route: Route, fields: RequestBody) -> Prompt:
         """The prompt of a request as its pool's engines see it."""
         tokenizer = route.pool.tokenizer
         if tokenizer is None:
-            return blind(fields, "no tokenizer for the model")
+            return blind(fields, NO_TOKENIZER)
         return await self._tokenizers.prompt(
             tokenizer,
             fields,
@@ -184,14 +185,14 @@ class FrontDoor:
             return None
         return self._owners.find(fields.previous_response_id)
 
-    def _response_job(self, client: Client, response_id: str, label: str, body: bytes) -> Job:
+    def _response_job(self, client: Client, path: Path, response_id: str, body: bytes) -> Job:
         owner = self._owners.find(response_id)
         if owner is None or owner not in self._fleet.workers:
             message = f"no worker is known to have made the response {response_id!r}"
             raise RequestError(Fault.NO_SUCH_RESPONSE, message)
         route = self._fleet.route_to(owner)
         prompt = Prompt.blind(1, "a stored response")
-        return _new_job(client, route, prompt, body, label, owner)
+        return _new_job(client, route, prompt, body, path.label, owner)
 
 
 def _new_job(

@@ -59,10 +59,12 @@ class EngineResponse:
 
     __slots__ = (
         "_connection",
-        "_fields",
         "_host",
         "_idle_s",
+        "came",
+        "complete",
         "content_length",
+        "fields",
         "headers",
         "status",
     )
@@ -72,25 +74,28 @@ class EngineResponse:
         self.status = reader.status
         self.headers = reader.headers
         self.content_length = reader.content_length
-        self._fields = reader.fields
+        self.fields = reader.fields
+        """The first value of each header, by its name in lower case."""
+        self.came = reader.take() if connection.progress >= BODY else None
+        """The first piece of the body, if it came with the head; empty if the body has none."""
+        self.complete = connection.progress is END
+        """Whether that was all."""
         self._connection: EngineConnection | None = connection
         self._host = host
         self._idle_s = idle_s
 
-    def header(self, name: str) -> str | None:
-        """The first value of a header; `name` in lower case."""
-        return self._fields.get(name)
-
     @property
     def is_event_stream(self) -> bool:
         """Whether the body is a stream of server-sent events."""
-        return self._fields.get("content-type", "").startswith("text/event-stream")
+        return self.fields.get("content-type", "").startswith("text/event-stream")
 
     async def first(self) -> bytes:
         """What comes first of the body; empty where it has none. Raises EngineError."""
-        connection = self._open()
-        await connection.reach(BODY)
-        return connection.reader.take()
+        if self.came is None:
+            connection = self._open()
+            await connection.reach(BODY)
+            self.came = connection.reader.take()
+        return self.came
 
     async def pass_on(self, take: Take) -> None:
         """Call `take` with each further piece, as it comes; returns at the end.
@@ -147,19 +152,24 @@ class EngineClient:
 
     async def send(self, request: EngineRequest) -> EngineResponse:
         """Send a request and wait for the head of its response. Raises EngineError."""
-        host = self.host(request.url)
+        host = self._hosts.get(request.url) or self.host(request.url)
         head = _head(request, host.name)
-        connection = host.rested()
-        if connection is not None:
+        patience_s = self._timeouts.first_byte_s
+        rested = host.rested()
+        connection = rested or await host.connect()
+        while True:
             try:
-                await self._start(connection, request, head)
-                return EngineResponse(connection, host, self._timeouts.idle_s)
-            except EngineError as error:
-                unseen = connection.progress is NOTHING
-                if error.failure is not EngineFailure.LOST or not unseen:
+                bodiless = request.method == "HEAD"
+                connection.send(head, request.body, bodiless=bodiless, patience_s=patience_s)
+                await connection.reach(HEAD)
+                break
+            except BaseException as error:
+                connection.close()
+                if connection is not rested or not _is_unseen(connection, error):
                     raise
-        connection = await host.connect()
-        await self._start(connection, request, head)
+            connection = await host.connect()
+        if connection.progress is not END:
+            connection.be_patient(patience_s)  # an engine may send the head at once
         return EngineResponse(connection, host, self._timeouts.idle_s)
 
     def host(self, url: str) -> "Host":
@@ -168,21 +178,6 @@ class EngineClient:
         if host is None:
             host = self._hosts[url] = Host(url, self._timeouts.connect_s, self._tls)
         return host
-
-    async def _start(
-        self, connection: EngineConnection, request: EngineRequest, head: bytes
-    ) -> None:
-        """Send the request and wait for the head of the response."""
-        patience_s = self._timeouts.first_byte_s
-        bodiless = request.method == "HEAD"
-        try:
-            connection.send(head, request.body, bodiless=bodiless, patience_s=patience_s)
-            await connection.reach(HEAD)
-        except BaseException:
-            connection.close()
-            raise
-        if connection.progress is not END:
-            connection.be_patient(patience_s)  # an engine may send the head at once
 
 
 class Host:
@@ -203,7 +198,7 @@ class Host:
         """A connection that can be used at once, if there is one."""
         while self._resting:
             connection, _ = self._resting.popitem()
-            if connection.reusable:
+            if connection.is_open:
                 return connection
         return None
 
@@ -258,6 +253,12 @@ class Host:
 
     def _dropped(self, connection: EngineConnection) -> None:
         self._resting.pop(connection, None)
+
+
+def _is_unseen(connection: EngineConnection, error: BaseException) -> bool:
+    """Whether a request was lost before anything of its response came."""
+    lost = isinstance(error, EngineError) and error.failure is EngineFailure.LOST
+    return lost and connection.progress is NOTHING
 
 
 def _head(request: EngineRequest, host: str) -> bytes:

@@ -90,7 +90,7 @@ class EngineConnection(asyncio.Protocol):
         if self.progress is not END:
             self.reader.finish()
             if self.reader.complete:
-                self._advance()
+                self._ended()
             else:
                 self._fail(EngineFailure.LOST, str(exc or self.reader.failure))
         self.reader.close()
@@ -102,10 +102,25 @@ class EngineConnection(asyncio.Protocol):
         reader.feed(data)
         if self.progress is END:
             self.close()  # nothing was asked of it
-        elif reader.failure:
+            return
+        if reader.failure:
             self._fail(EngineFailure.LOST, f"no HTTP: {reader.failure}")
-        else:
-            self._advance()
+            return
+        if reader.pieces:
+            self.progress = BODY
+            if self._take is not None:
+                self._deadline.move(self._patience_s)
+                try:
+                    self._take(reader.take())
+                except Exception as error:  # noqa: BLE001 - it is raised where the waiter waits
+                    self._raise(error)
+                    return
+        elif reader.has_head and self.progress is NOTHING:
+            self.progress = HEAD
+        if reader.complete:
+            self._ended()
+        elif self._waiter is not None and self.progress >= self._awaited:
+            self._wake()
 
     def eof_received(self) -> bool:
         """The engine sends nothing more; the transport closes itself."""
@@ -121,7 +136,8 @@ class EngineConnection(asyncio.Protocol):
         self.progress = NOTHING
         self._error = None
         self.reader.expect(bodiless=bodiless)
-        self.be_patient(patience_s)
+        self._patience_s = patience_s
+        self._deadline.move(patience_s)
         if len(body) <= _JOINED_BYTES:
             transport.write(head + body)
         else:
@@ -164,15 +180,20 @@ class EngineConnection(asyncio.Protocol):
                 self._deadline.move(self._patience_s)
 
     @property
+    def is_open(self) -> bool:
+        """Whether the engine can be reached by it, as far as is known."""
+        return self._transport is not None and not self._transport.is_closing()
+
+    @property
     def reusable(self) -> bool:
         """Whether another request may be sent: all was said on both sides."""
         transport = self._transport
         return (
-            transport is not None
-            and not transport.is_closing()
-            and self.progress is END
-            and self._error is None
+            self.progress is END
             and self.reader.reusable
+            and self._error is None
+            and transport is not None
+            and not transport.is_closing()
             and not transport.get_write_buffer_size()
         )
 
@@ -194,25 +215,16 @@ class EngineConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def _advance(self) -> None:
-        """Something came."""
-        reader = self.reader
-        if reader.pieces:
-            self.progress = BODY
-            if self._take is not None:
-                self._deadline.move(self._patience_s)
-                try:
-                    self._take(reader.take())
-                except Exception as error:  # noqa: BLE001 - it is raised where the waiter waits
-                    self._raise(error)
-                    return
-        elif reader.has_head and self.progress is NOTHING:
-            self.progress = HEAD
-        if reader.complete:
-            self.progress = END
-            self._deadline.clear()
+    def _ended(self) -> None:
+        """The response is whole."""
+        self.progress = END
+        self._deadline.clear()
+        self._wake()
+
+    def _wake(self) -> None:
+        """What the waiter waits for is here."""
         waiter = self._waiter
-        if waiter is not None and self.progress >= self._awaited and not waiter.done():
+        if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
     def _expired(self) -> None:

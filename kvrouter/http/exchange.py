@@ -28,9 +28,7 @@ from kvrouter.metrics import Metrics
 from kvrouter.openai.errors import Fault, RequestError, error_event
 from kvrouter.openai.scan import Scan, SseScan, UnaryScan
 from kvrouter.prompt import Prompt
-from kvrouter.scheduler import Placement
 from kvrouter.sticky import ResponseOwners
-from kvrouter.workers import Worker
 
 
 class Job(msgspec.Struct):
@@ -75,25 +73,22 @@ class Exchange:
     async def run(self, client: Client, job: Job) -> None:
         """Get the client its response. Raises RequestError when there is none to pass on."""
         self._budget.earn()
-        while not await self._attempt(client, job):
+        while True:
+            attempt = self._place(job)
+            try:
+                with attempt:
+                    if await self._try(client, job, attempt):
+                        return
+            finally:
+                self._metrics.attempt_ended(attempt)
+                access.note(client.address, job.request_id, job.path, job.route.model, attempt)
+                self._fleet.attempt_ended(
+                    attempt.placement, attempt.outcome, attempt.usage, job.prompt
+                )
             self._metrics.retried()
 
-    async def _attempt(self, client: Client, job: Job) -> bool:
-        """Decide and book, try, and settle; True when the client has its response.
-
-        Raises RequestError when no worker can take the job.
-        """
-        attempt = Attempt(*self._place(job), time.monotonic)
-        try:
-            with attempt:
-                return await self._try(client, job, attempt)
-        finally:
-            self._metrics.attempt_ended(attempt)
-            access.note(client.address, job.request_id, job.path, job.route.model, attempt)
-            self._fleet.attempt_ended(attempt.placement, attempt.outcome, attempt.usage, job.prompt)
-
-    def _place(self, job: Job) -> tuple[Worker, Placement]:
-        started_at = time.perf_counter()
+    def _place(self, job: Job) -> Attempt:
+        """Decide and book. Raises RequestError when no worker can take the job."""
         now = time.monotonic()
         candidates = self._candidates(job, now)
         if not candidates:
@@ -101,22 +96,27 @@ class Exchange:
         placement = job.route.pool.scheduler.place(job.prompt, candidates, now)
         worker = self._fleet.workers[placement.decision.winner.worker]
         job.tried.add(worker.name)
-        self._metrics.decided(placement.decision, job.prompt, time.perf_counter() - started_at)
-        return worker, placement
+        attempt = Attempt(worker, placement, time.monotonic)
+        self._metrics.decided(placement.decision, job.prompt, attempt.started_at - now)
+        return attempt
 
     def _candidates(self, job: Job, now: float) -> list[WorkerRank]:
         ranks = job.route.pool.candidates(job.route.model, job.tried, now)
-        return ranks if job.pinned is None else [r for r in ranks if r.worker == job.pinned]
+        if job.pinned is None:
+            return ranks
+        return [rank for rank in ranks if rank.worker == job.pinned]
 
     async def _try(self, client: Client, job: Job, attempt: Attempt) -> bool:
         """Send the job to one worker; True when the client has its response."""
         response: EngineResponse | None = None
         try:
             response = await self._engines.send(_engine_request(job, attempt))
-            attempt.answered(response.status, hdr.retry_after_s(response.header("retry-after")))
+            attempt.answered(response.status, response.fields.get("retry-after"))
             if response.status in _RETRIED_STATUSES and self._may_retry(job):
                 return False
-            first = await response.first()
+            first = response.came
+            if first is None:
+                first = await response.first()
             await self._relay(client, job, attempt, response, first)
         except EngineError as error:
             attempt.failed(error)
@@ -145,11 +145,13 @@ class Exchange:
 
         headers = _client_headers(job, attempt, response)
         client.begin(response.status, headers, response.content_length)
-        client.throttle(response)
+        if not response.complete:
+            client.throttle(response)
         if first:
             attempt.first_byte()
             take(first)
-        await response.pass_on(take)
+        if not response.complete:
+            await response.pass_on(take)
         scan.finish()
         if scan.response_id:
             self._owners.remember(scan.response_id, attempt.worker.name)
@@ -184,7 +186,7 @@ def _engine_request(job: Job, attempt: Attempt) -> EngineRequest:
 
 def _client_headers(job: Job, attempt: Attempt, response: EngineResponse) -> hdr.Headers:
     headers = hdr.to_client(response.headers)
-    if response.header(hdr.REQUEST_ID) is None:
+    if hdr.REQUEST_ID not in response.fields:
         headers.append((hdr.REQUEST_ID, job.request_id))
     if job.explain:
         chosen = attempt.placement.decision.chosen

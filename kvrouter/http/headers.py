@@ -8,17 +8,16 @@ from collections.abc import Iterable
 
 Headers = list[tuple[str, str]]
 
-_KNOWN_NAMES = 1024
-_names: dict[bytes, str] = {}
+_MAX_KNOWN_NAMES = 1024
+KNOWN_NAMES: dict[bytes, str] = {}
+"""Names of headers as they are used here, by what was read: where to look before `field_name`."""
 
 
 def field_name(raw: bytes) -> str:
-    """A header's name as it is used here; those that are met often are remembered."""
-    name = _names.get(raw)
-    if name is None:
-        name = raw.lower().decode("latin-1")
-        if len(_names) < _KNOWN_NAMES:
-            _names[raw] = name
+    """A header's name as it is used here; from now on it is known, if there is room."""
+    name = raw.lower().decode("latin-1")
+    if len(KNOWN_NAMES) < _MAX_KNOWN_NAMES:
+        KNOWN_NAMES[raw] = name
     return name
 
 

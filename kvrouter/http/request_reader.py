@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import httptools
 
-from kvrouter.http.headers import Headers, field_name
+from kvrouter.http.headers import KNOWN_NAMES, Headers, field_name
 from kvrouter.openai.errors import Fault, RequestError
 
 MAX_OVERHEAD_BYTES = 65_536
@@ -44,7 +44,6 @@ class Incoming:
     """A request, as far as it has arrived."""
 
     __slots__ = (
-        "_pieces",
         "body_bytes",
         "complete",
         "content_length",
@@ -56,6 +55,7 @@ class Incoming:
         "keep_alive",
         "method",
         "path",
+        "pieces",
         "target",
     )
 
@@ -79,20 +79,16 @@ class Incoming:
         """Whether all of it has."""
         self.failure: RequestError | None = None
         """Why the rest of it won't be read."""
-        self._pieces: list[bytes] = []
-
-    def add(self, piece: bytes) -> None:
-        """The next bytes of the body."""
-        self._pieces.append(piece)
-        self.body_bytes += len(piece)
+        self.pieces: list[bytes] = []
+        """Of the body."""
 
     def drop_body(self) -> None:
         """Forget what has come of the body."""
-        self._pieces.clear()
+        self.pieces.clear()
 
     def take_body(self) -> bytes:
         """The body; it is not kept."""
-        pieces, self._pieces = self._pieces, []
+        pieces, self.pieces = self.pieces, []
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def __repr__(self) -> str:
@@ -143,7 +139,8 @@ class RequestReader:
         except httptools.HttpParserError as error:
             self._fail(_malformed(str(error)))
         else:
-            self._check_raw_bytes()
+            if self._raw_bytes:
+                self._check_raw_bytes()
         return begun
 
     def close(self) -> None:
@@ -168,17 +165,19 @@ class RequestReader:
     def on_url(self, url: bytes) -> None:
         """A piece of the target."""
         self._url += url
-        self._count_head(len(url))
+        self._head_bytes += len(url)
+        if self._head_bytes > self._limits.max_head_bytes:
+            raise _Stop(self._head_too_large())
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """A header, or a trailer."""
-        if self._incoming is not None:
-            self._count_head(len(name) + len(value))
-            return
-        self._headers.append((field_name(name), value.decode("latin-1")))
         self._head_bytes += len(name) + len(value) + 4
         if self._head_bytes > self._limits.max_head_bytes:
             raise _Stop(self._head_too_large())
+        if self._incoming is not None:
+            return
+        field = KNOWN_NAMES.get(name) or field_name(name)
+        self._headers.append((field, value.decode("latin-1")))
 
     def on_headers_complete(self) -> None:
         """The head is whole."""
@@ -188,7 +187,9 @@ class RequestReader:
         version = parser.get_http_version()
         if version not in ("1.1", "1.0"):
             raise _Stop(RequestError(Fault.HTTP_VERSION, f"HTTP/{version} is not spoken here"))
-        target = _origin_form(self._url.decode("latin-1"))
+        target = self._url.decode("latin-1")
+        if not target.startswith("/"):
+            target = _origin_form(target)
         incoming = Incoming(parser.get_method().decode("latin-1"), target, self._headers)
         incoming.http_1_0 = version == "1.0"
         incoming.keep_alive = parser.should_keep_alive() and not parser.should_upgrade()
@@ -203,7 +204,8 @@ class RequestReader:
         """A piece of the body."""
         incoming = self._incoming
         if incoming is not None:
-            incoming.add(body)
+            incoming.pieces.append(body)
+            incoming.body_bytes += len(body)
             if incoming.body_bytes > self._limits.max_body_bytes:
                 raise _Stop(self._body_too_large())
 
@@ -229,11 +231,6 @@ class RequestReader:
             _check_coding(incoming, fields["transfer-encoding"])
         if "expect" in fields and not incoming.http_1_0:
             incoming.expects_continue = fields["expect"].lower() == "100-continue"
-
-    def _count_head(self, size: int) -> None:
-        self._head_bytes += size
-        if self._head_bytes > self._limits.max_head_bytes:
-            raise _Stop(self._head_too_large())
 
     def _check_raw_bytes(self) -> None:
         """Bound what the parser takes in without giving anything out."""
@@ -273,8 +270,6 @@ def _check_coding(incoming: Incoming, value: str) -> None:
 
 def _origin_form(target: str) -> str:
     """Path and query of a target, which a client of a proxy sends as a whole URL."""
-    if target.startswith("/"):
-        return target
     scheme, separator, rest = target.partition("://")
     if separator and scheme.lower() in ("http", "https"):
         slash = rest.find("/")

@@ -6,7 +6,7 @@ end of the connection; interim responses (1xx) are passed over; trailers are dro
 
 import httptools
 
-from kvrouter.http.headers import Headers, field_name
+from kvrouter.http.headers import KNOWN_NAMES, Headers, field_name
 
 MAX_HEAD_BYTES = 262_144
 FINAL_STATUS = 200
@@ -106,7 +106,7 @@ class ResponseReader:
         """A header, or a trailer."""
         if self.has_head or self.complete:
             return
-        field, said = field_name(name), value.decode("latin-1")
+        field, said = KNOWN_NAMES.get(name) or field_name(name), value.decode("latin-1")
         self.headers.append((field, said))
         self.fields.setdefault(field, said)
         if field == "content-length":

@@ -54,7 +54,7 @@ class _Fields(msgspec.Struct, gc=False):
     max_output_tokens: Raw = _NOTHING
     max_tokens: Raw = _NOTHING
     messages: Raw = _NOTHING
-    model: Raw = _NOTHING
+    model: Any = _NOTHING  # small, and always asked for
     n: Raw = _NOTHING
     output_config: Raw = _NOTHING
     previous_response_id: Raw = _NOTHING
@@ -104,7 +104,7 @@ class RequestBody:
         """The decoded value of a field; None when it is absent, null or unreadable."""
         raw = getattr(self._fields, name)
         if raw is _NOTHING:
-            return None
+            return None  # most fields of most bodies
         value = self._decoded.get(name, _ABSENT)
         if value is _ABSENT:
             value = self._decoded[name] = _value(raw)
@@ -118,7 +118,7 @@ class RequestBody:
     @property
     def model(self) -> str | None:
         """The name of the model that is wanted."""
-        return self._text("model")
+        return _clean(self._fields.model)
 
     @property
     def stream(self) -> bool:
@@ -149,6 +149,8 @@ class RequestBody:
     @property
     def previous_response_id(self) -> str | None:
         """The stored response that it goes on from."""
+        if self._fields.previous_response_id is _NOTHING:
+            return None
         return self._text("previous_response_id")
 
     @property
@@ -159,6 +161,8 @@ class RequestBody:
     @property
     def has_report_mode(self) -> bool:
         """Whether the engine is asked to announce its cache hits again."""
+        if self._fields.vllm_xargs is _NOTHING:
+            return False
         return REPORT_MODE_XARG in self._mapping("vllm_xargs")
 
     @property
@@ -191,10 +195,7 @@ class RequestBody:
     def _text(self, name: str) -> str | None:
         if getattr(self._fields, name) is _NOTHING:
             return None
-        value = self.get(name)
-        if not isinstance(value, str) or not value:
-            return None
-        return value if value.isascii() else without_surrogates(value)
+        return _clean(self.get(name))
 
     def _count(self, name: str) -> int | None:
         value = self.get(name)
@@ -212,6 +213,13 @@ def parse_body(kind: Endpoint, body: bytes) -> RequestBody:
     except (msgspec.MsgspecError, RecursionError):
         fields = _read_leniently(body)
     return RequestBody(kind, fields, len(body))
+
+
+def _clean(value: Any) -> str | None:
+    """A text that is not empty, else None."""
+    if not isinstance(value, str) or not value:
+        return None
+    return value if value.isascii() else without_surrogates(value)
 
 
 def without_surrogates(text: str) -> str:

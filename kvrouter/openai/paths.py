@@ -31,9 +31,17 @@ class Path(NamedTuple):
     """A known path: its handling, and what the handling needs to know."""
 
     handling: Handling
+    label: str
+    """As a metric label: one of a closed set."""
     endpoint: Endpoint | None = None
     response_id: str | None = None
 
+
+BY_PREFIX, BY_LOAD, BY_RESPONSE, MODELS, HEALTH = Handling
+"""By names of their own: looking one up in its class costs as much as a call."""
+
+OTHER = "other"
+_A_RESPONSE = "/v1/responses/{id}"
 
 _BY_LOAD = (
     "/v1/chat/completions/batch",
@@ -67,9 +75,9 @@ class PathTable:
     """Maps (method, path) to its handling."""
 
     def __init__(self, extra_paths: Iterable[str] = ()) -> None:
-        self._posts = {path: Path(Handling.BY_LOAD) for path in (*_BY_LOAD, *extra_paths)}
+        self._posts = {path: Path(BY_LOAD, path) for path in (*_BY_LOAD, *extra_paths)}
         for endpoint in Endpoint:
-            self._posts[endpoint.value] = Path(Handling.BY_PREFIX, endpoint)
+            self._posts[endpoint.value] = Path(BY_PREFIX, endpoint.value, endpoint)
 
     def find(self, method: str, path: str) -> Path | None:
         """What to do with the request, None where there is no such path."""
@@ -77,9 +85,9 @@ class PathTable:
             return known
         if method in ("GET", "HEAD"):
             if path == "/v1/models":
-                return Path(Handling.MODELS)
+                return Path(MODELS, path)
             if path in ("/health", "/ping"):
-                return Path(Handling.HEALTH)
+                return Path(HEALTH, OTHER)
         return self._find_response(method, path)
 
     def methods(self, path: str) -> tuple[str, ...]:
@@ -87,13 +95,13 @@ class PathTable:
         return tuple(method for method in _METHODS if self.find(method, path) is not None)
 
     def label(self, path: str) -> str:
-        """The path as a metric label: a known one, or `other` (labels are closed sets)."""
+        """The label of a path, whatever the method."""
         if path in self._posts or path == "/v1/models":
             return path
-        return "/v1/responses/{id}" if _RESPONSE.fullmatch(path) else "other"
+        return _A_RESPONSE if _RESPONSE.fullmatch(path) else OTHER
 
     def _find_response(self, method: str, path: str) -> Path | None:
         match = _RESPONSE.fullmatch(path)
         if match is None or method != ("POST" if match[2] else "GET"):
             return None
-        return Path(Handling.BY_RESPONSE, response_id=match[1])
+        return Path(BY_RESPONSE, _A_RESPONSE, response_id=match[1])

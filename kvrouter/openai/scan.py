@@ -5,7 +5,6 @@ right for every way in which the network may cut the stream, because it only loo
 and keeps the piece of a line that is still open.
 """
 
-from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
@@ -14,8 +13,7 @@ MAX_LINE_BYTES = 4 * 1024 * 1024
 """A longer line or unary body is relayed but not read."""
 
 
-@dataclass(slots=True, frozen=True)
-class Usage:
+class Usage(msgspec.Struct, frozen=True, gc=False):
     """What the engine says a request cost, in tokens. None: it did not say.
 
     `prompt_tokens` includes the cached ones, whatever the API's own habit.
@@ -94,7 +92,9 @@ class _Answer(msgspec.Struct):
     error: msgspec.Raw = _NOTHING
 
     def find_usage(self) -> Usage | None:
-        for holder in (self, self.response, self.message):
+        if self.usage is not None:
+            return self.usage.as_usage()
+        for holder in (self.response, self.message):
             if holder is not None and holder.usage is not None:
                 return holder.usage.as_usage()
         return None
@@ -130,11 +130,15 @@ class SseScan:
     def feed(self, data: bytes) -> int:
         """Take in the next bytes of the stream; gives how many output chunks they completed."""
         known = self.output_chunks
-        lines = (self._open_line + data).split(b"\n")
+        if self._open_line:
+            data = self._open_line + data
+        lines = data.split(b"\n")
         self._open_line = lines.pop()[: MAX_LINE_BYTES + 1]
         for line in lines:
             if line.startswith(b"data:"):
-                self._read_data(line[5:].strip())
+                self.output_chunks += 1
+                if _is_interesting(line):
+                    self._read_data(line[5:].strip())
         return self.output_chunks - known
 
     def finish(self) -> None:
@@ -144,12 +148,10 @@ class SseScan:
     def _read_data(self, data: bytes) -> None:
         if data == b"[DONE]":
             self.complete = True
+            self.output_chunks -= 1
             return
-        self.output_chunks += 1
-        if len(data) <= MAX_LINE_BYTES and _is_interesting(data):
-            self._read_answer(data)
-
-    def _read_answer(self, data: bytes) -> None:
+        if len(data) > MAX_LINE_BYTES:
+            return
         try:
             answer = _DECODE(data)
         except msgspec.MsgspecError:
@@ -165,12 +167,19 @@ class SseScan:
 _LAST_EVENTS = ("message_stop", "response.completed", "response.incomplete", "response.failed")
 
 
-def _is_interesting(data: bytes) -> bool:
-    """Whether an event may hold usage, an error or an id: a cheap test with few false alarms."""
-    usage_at = data.find(b'"usage"')
-    if usage_at >= 0 and b"null" not in data[usage_at + 7 : usage_at + 14]:
+_SHORT = 32
+"""Longer than the end of a stream, shorter than an output chunk of any API."""
+
+
+def _is_interesting(line: bytes) -> bool:
+    """Whether a line may hold usage, an error, an id or the end: cheap, with few false alarms."""
+    if len(line) <= _SHORT:
         return True
-    return b'"error"' in data[:256] or b'"response' in data[:64] or b'"message_stop"' in data[:64]
+    usage_at = line.find(b'"usage"')
+    if usage_at >= 0 and b"null" not in line[usage_at + 7 : usage_at + 14]:
+        return True
+    head = line[:256]
+    return b'"error"' in head or b'"response' in head or b'"message_stop"' in head
 
 
 def _newer(known: Usage | None, found: Usage | None) -> Usage | None:

@@ -38,11 +38,8 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     uncached_tokens: float
     """What the rank would prefill for this request: the prompt without `saved_blocks`."""
     load: RankLoad
-
-    @property
-    def held_blocks(self) -> int:
-        """Leading blocks that the rank is expected to find in its cache, on any tier."""
-        return self.overlap.total + self.predicted_blocks
+    held_blocks: int
+    """Leading blocks that the rank is expected to find in its cache, on any tier."""
 
 
 class Survey(Sequence[Candidate]):
@@ -139,14 +136,16 @@ class Survey(Sequence[Candidate]):
     def __getitem__(self, position: int | slice) -> Candidate | list[Candidate]:
         if isinstance(position, slice):
             return [self[each] for each in range(*position.indices(len(self)))]
+        overlap, predicted = self.overlaps[position], self.predicted_blocks[position]
         return Candidate(
             self.ranks[position],
             self.block_sizes[position],
-            self.overlaps[position],
-            self.predicted_blocks[position],
+            overlap,
+            predicted,
             self.saved_blocks[position],
             self.uncached_tokens[position],
             self.loads[position],
+            sum(overlap) + predicted,
         )
 
     def __iter__(self) -> Iterator[Candidate]:

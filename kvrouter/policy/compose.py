@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Sequence
 from operator import add
 from random import Random
-from typing import NamedTuple
 
 import msgspec
 
@@ -23,7 +22,7 @@ from kvrouter.policy.scorers import (
 )
 
 
-class Choice(NamedTuple):
+class Choice(msgspec.Struct, frozen=True, gc=False):
     """What a policy made of the candidates. `kept` and `position` are positions in the survey.
 
     `terms` and `costs` have an entry for each candidate, also for those that were filtered.
@@ -46,17 +45,20 @@ class Policy(msgspec.Struct, frozen=True):
 
     def choose(self, survey: Survey, rng: Random) -> Choice:
         """The choice among at least one candidates."""
-        kept: Sequence[int] = range(len(survey))
+        candidates = len(survey.ranks)
+        kept: Sequence[int] = range(candidates)
         for keep in self.filters:
             kept = keep(survey, kept) or kept
         terms = self.scorer.rate(survey)
-        costs = _sums(terms, len(survey))
+        costs = _sums(terms, candidates)
         position, reason = self.picker.pick(survey, costs, kept, rng)
         return Choice(kept, terms, costs, position, reason)
 
 
 def _sums(terms: Terms, candidates: int) -> list[float]:
     """The sum of each row. Columns without anything are common, and cost nothing to add."""
+    if len(terms) == 1:
+        return terms[0]
     columns = [column for column in terms if any(column)]
     if not columns:
         return [0.0] * candidates

@@ -38,21 +38,18 @@ class Rated(msgspec.Struct, frozen=True):
 class Decision:
     """The explained result of one choice. Immutable: later load does not change what it says."""
 
-    __slots__ = ("_choice", "_policy", "candidates", "chosen", "prompt")
+    __slots__ = ("_choice", "_policy", "candidates", "chosen", "prompt", "winner")
 
     def __init__(self, prompt: Prompt, policy: Policy, survey: Survey, choice: Choice) -> None:
         self.candidates = survey
         """All of them, also those that a filter removed."""
         self.chosen: Candidate = survey[choice.position]
         """The facts of the winner."""
+        self.winner = self.chosen.rank
+        """Where the request goes."""
         self.prompt = prompt
         self._policy = policy
         self._choice = choice
-
-    @property
-    def winner(self) -> WorkerRank:
-        """Where the request goes."""
-        return self.chosen.rank
 
     @property
     def cost(self) -> float:

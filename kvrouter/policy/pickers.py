@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from enum import StrEnum
 from random import Random
-from typing import NamedTuple, Protocol
+from typing import Protocol, TypeAlias
 
 import msgspec
 
@@ -30,11 +30,11 @@ class Reason(StrEnum):
     """Drawn with a temperature."""
 
 
-class Pick(NamedTuple):
-    """The position of the chosen candidate, and what decided."""
+ONLY_CANDIDATE, LEAST_COST, FEWEST_ACTIVE, LEAST_RECENT, RANDOM, SAMPLED = Reason
+"""By names of their own: looking one up in its class costs as much as a call."""
 
-    position: int
-    reason: Reason
+Pick: TypeAlias = tuple[int, Reason]
+"""The position of the chosen candidate, and what decided."""
 
 
 class Picker(Protocol):
@@ -57,12 +57,12 @@ class Cheapest(msgspec.Struct, frozen=True):
     ) -> Pick:
         """Choose."""
         if len(kept) == 1:
-            return Pick(kept[0], Reason.ONLY_CANDIDATE)
+            return kept[0], ONLY_CANDIDATE
         rated = costs if len(kept) == len(costs) else [costs[each] for each in kept]
         least = min(rated)
         tied = _up_to(least + EQUAL_COST * max(1.0, abs(least)), rated, kept)
         if len(tied) == 1:
-            return Pick(tied[0], Reason.LEAST_COST)
+            return tied[0], LEAST_COST
         return _break_tie(survey, tied, rng)
 
 
@@ -86,7 +86,7 @@ class Softmax(msgspec.Struct, frozen=True):
         """Choose."""
         least = min([costs[position] for position in kept])
         weights = [math.exp((least - costs[each]) / self.temperature) for each in kept]
-        return Pick(rng.choices(kept, weights)[0], Reason.SAMPLED)
+        return rng.choices(kept, weights)[0], SAMPLED
 
 
 class Uniform(msgspec.Struct, frozen=True):
@@ -100,7 +100,7 @@ class Uniform(msgspec.Struct, frozen=True):
         rng: Random,
     ) -> Pick:
         """Choose."""
-        return Pick(rng.choice(kept), Reason.RANDOM)
+        return rng.choice(kept), RANDOM
 
 
 def _break_tie(survey: Survey, tied: Sequence[int], rng: Random) -> Pick:
@@ -110,14 +110,14 @@ def _break_tie(survey: Survey, tied: Sequence[int], rng: Random) -> Pick:
         active = [active[each] for each in tied]
     tied = _up_to(min(active), active, tied)
     if len(tied) == 1:
-        return Pick(tied[0], Reason.FEWEST_ACTIVE)
+        return tied[0], FEWEST_ACTIVE
     if len(tied) < len(survey):
         loads = [loads[each] for each in tied]
     recency = [load.recency for load in loads]
     tied = _up_to(min(recency), recency, tied)
     if len(tied) == 1:
-        return Pick(tied[0], Reason.LEAST_RECENT)
-    return Pick(rng.choice(tied), Reason.RANDOM)
+        return tied[0], LEAST_RECENT
+    return rng.choice(tied), RANDOM
 
 
 def _up_to(bound: float, values: Sequence[float], positions: Sequence[int]) -> Sequence[int]:

@@ -20,7 +20,9 @@ def given_ids(request: RequestBody) -> "array[int] | None":
 def replacing_ids(request: RequestBody, messages: Any) -> list[Any] | None:
     """The ids that the engine takes in place of a chat's messages, if it does."""
     given = request.prompt_token_ids
-    return None if request.get("echo") or has_media(messages) else given
+    if given is None or request.get("echo") or has_media(messages):
+        return None
+    return given
 
 
 def as_ids(values: list[Any]) -> "array[int] | None":

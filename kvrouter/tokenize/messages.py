@@ -49,9 +49,8 @@ def conversation(messages: Any, content_format: ContentFormat) -> list[dict[str,
 def has_media(messages: Any) -> bool:
     """Whether any message has a part that is not text."""
     for message in messages if isinstance(messages, list) else []:
-        content = message.get("content") if isinstance(message, dict) else None
-        parts = content if isinstance(content, list) else []
-        if any(isinstance(part, dict) and _is_media(part) for part in parts):
+        parts = message.get("content") if isinstance(message, dict) else None
+        if isinstance(parts, list) and any(isinstance(p, dict) and _is_media(p) for p in parts):
             return True
     return False
 

@@ -39,6 +39,8 @@ class ChatTemplate:
             tree = _ENVIRONMENT.parse(source)
         except (jinja2.TemplateError, RecursionError) as error:
             raise TemplateError(f"the chat template does not compile: {error}") from error
+        # The library looks through several layers of them for each rendering; they don't change.
+        self._template.globals = dict(self._template.globals)
         self._special_tokens = dict(special_tokens)
         self._source = source
         self.content_format: ContentFormat = detect_content_format(tree)

@@ -10,7 +10,13 @@ from typing import Any
 from kvrouter.openai.body import Endpoint, RequestBody, without_surrogates
 from kvrouter.prompt import Fidelity, Prompt
 from kvrouter.tokenize.anthropic import anthropic_chat
-from kvrouter.tokenize.backend import NOTHING_AROUND, Around, EncoderReport, estimated_tokens
+from kvrouter.tokenize.backend import (
+    BYTES_PER_TOKEN,
+    NOTHING_AROUND,
+    Around,
+    EncoderReport,
+    estimated_tokens,
+)
 from kvrouter.tokenize.chat import Chat, openai_chat
 from kvrouter.tokenize.choice import BackendSettings, choose
 from kvrouter.tokenize.content_format import ContentFormat
@@ -303,7 +309,7 @@ class _Truncation:
 
 def blind(request: RequestBody, reason: str) -> Prompt:
     """A prompt of which only the size of its body is known."""
-    return Prompt.blind(estimated_tokens(request.size), reason)
+    return Prompt.blind(request.size // BYTES_PER_TOKEN or 1, reason)
 
 
 def _prompt(

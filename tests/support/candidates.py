@@ -58,7 +58,14 @@ def candidate(
     )
     overlap = Overlap(0, 0, 0)
     row = Candidate(
-        WorkerRank(name), block_size, overlap, predicted_blocks, 0.0, uncached_tokens, load
+        WorkerRank(name),
+        block_size,
+        overlap,
+        predicted_blocks,
+        0.0,
+        uncached_tokens,
+        load,
+        predicted_blocks,
     )
     return Row(row, new_tokens, capacity_tokens, room_tokens, slowness)
 

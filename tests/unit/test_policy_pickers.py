@@ -17,7 +17,7 @@ def shares(picker: Picker, costs: Sequence[float], draws: int = 20_000) -> list[
     rng = Random(7)
     candidates = survey(*(candidate(str(number)) for number in range(len(costs))))
     counts = Counter(
-        picker.pick(candidates, costs, range(len(costs)), rng).position for _ in range(draws)
+        picker.pick(candidates, costs, range(len(costs)), rng)[0] for _ in range(draws)
     )
     return [counts[number] / draws for number in range(len(costs))]
 
@@ -104,5 +104,5 @@ def test_uniform_ignores_cost() -> None:
 def test_only_what_the_filters_kept_is_picked(picker: Picker) -> None:
     three = survey(candidate("a"), candidate("b"), candidate("c"))
     picks = [picker.pick(three, [0.0, 1.0, 1.0], [1, 2], Random(seed)) for seed in range(50)]
-    assert {pick.position for pick in picks} == {1, 2}
-    assert picker.pick(three, [0.0, 1.0, 1.0], [2], Random(1)).position == 2
+    assert {position for position, _ in picks} == {1, 2}
+    assert picker.pick(three, [0.0, 1.0, 1.0], [2], Random(1))[0] == 2
