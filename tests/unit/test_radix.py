@@ -2,6 +2,7 @@
 
 import gc
 import random
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -304,6 +305,44 @@ def test_every_rank_is_found_at_its_own_depth(bench: Bench) -> None:
     assert bench.index.match(block_hashes(IDS, SIZE)) == {
         rank: Overlap(blocks) for blocks, rank in enumerate(ranks, 1)
     }
+
+
+def test_a_shorter_prompt_finds_what_the_longer_one_finds_of_it() -> None:
+    """A policy may look at the first blocks only: what it sees is what a full look would say."""
+    rng = random.Random(3)
+    index = RadixIndex(label_blocks=16)
+    ranks = [WorkerRank(f"w{number}") for number in range(20)]
+    for number, rank in enumerate(ranks):
+        own = [rng.getrandbits(64) for _ in range(rng.randint(1, 40))]
+        ids = [*range(rng.randint(9, 40) * SIZE), *[number % 7] * 160][: len(own) * SIZE]
+        gone: list[Event] = [removed(rng.choice(own))] if number % 3 == 0 else []
+        index.apply(rank, EventBatch(ts_s=0.0, events=[stored(list(own), ids), *gone]))
+    index.check()
+    hashes = block_hashes(range(40 * SIZE), SIZE)
+    whole = index.match(hashes)
+    assert len(set(whole.values())) > 5
+    for blocks in range(41):
+        least = {rank: Overlap(min(blocks, found.gpu)) for rank, found in whole.items()}
+        assert index.match(hashes[: blocks * 8]) == (least if blocks else {})
+
+
+def test_a_match_needs_no_memory_for_the_length_of_the_prompt() -> None:
+    """Prompts of 128k tokens are asked for like short ones."""
+    index = RadixIndex()
+    hashes = block_hashes(range(8192), 1)
+    for rank in (W1, W2):
+        names: list[EngineHash] = list(range(1, 8193))
+        event = BlocksStored(block_hashes=names, token_ids=list(range(8192)), block_size=1)
+        index.apply(rank, EventBatch(0.0, [event]))
+    peaks = []
+    for blocks in (256, 8192):
+        prompt = hashes[: blocks * 8]
+        index.match(prompt)  # what is remembered, and made once
+        tracemalloc.start()
+        index.match(prompt)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < peaks[0] + 256
 
 
 # Namespaces
