@@ -44,8 +44,10 @@ def to_name(engine_hash: EngineHash) -> int:
     return engine_hash
 
 
-def to_names(engine_hashes: Sequence[EngineHash]) -> list[int]:
-    """Engine hashes as names, in order."""
+def to_names(engine_hashes: list[EngineHash]) -> list[int]:
+    """Engine hashes as names, in order; the same list where they are names already."""
+    if pack(engine_hashes):
+        return cast("list[int]", engine_hashes)
     return [name if type(name) is int else to_name(name) for name in engine_hashes]
 
 
