@@ -115,6 +115,7 @@ class ClientConnection(asyncio.Protocol):
             self._go_on()
         elif task is not None:
             task.cancel()
+        self._client = None  # a task that has not begun with it does not come to its end
         self._reader.close()
         self._owner.closed(self)
 

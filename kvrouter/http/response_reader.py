@@ -9,6 +9,7 @@ import httptools
 from kvrouter.http.headers import KNOWN_NAMES, Headers, field_name
 
 MAX_HEAD_BYTES = 262_144
+_VERSIONS = ("1.1", "1.0")
 FINAL_STATUS = 200
 """The lowest one; those below are interim."""
 
@@ -95,7 +96,8 @@ class ResponseReader:
     def on_message_begin(self) -> None:
         """A response begins."""
         if self.complete:
-            self._surplus()
+            self._surplus()  # what was read stays: it may not have been looked at
+            return
         self.status = 0
         self.headers = []
         self.content_length = None
@@ -120,6 +122,8 @@ class ResponseReader:
         """A head is whole."""
         if self.complete:
             return
+        if self._parser.get_http_version() not in _VERSIONS:
+            self._fail("it is of another HTTP version")
         self.status = self._parser.get_status_code()
         if self.status < FINAL_STATUS:
             return

@@ -109,6 +109,7 @@ def test_bytes_that_belong_to_no_response_end_the_trust_in_a_connection(surplus:
     if surplus.strip():
         together = read(whole + surplus)
         assert not together.reusable
+        assert (together.status, together.content_length) == (200, 3)
         assert together.take() == b"abc"
 
 
