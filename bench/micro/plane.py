@@ -26,6 +26,7 @@ from kvrouter.http.request_reader import ReadLimits
 from kvrouter.http.server import Connections
 from kvrouter.load import Load
 from kvrouter.tokenize import ModelTokenizer
+from kvrouter.tokenize.choice import BackendSettings
 from kvrouter.wiring import Plane, encoding_threads, new_fleet, plane
 from kvrouter.workers import ServedModel, WorkerEvent, WorkerFacts
 
@@ -74,6 +75,9 @@ class Pipe:
     def is_closing(self) -> bool:
         """Never."""
         return False
+
+    def get_extra_info(self, name: str) -> None:
+        """Nothing is known of the other side."""
 
     def get_write_buffer_size(self) -> int:
         """All was taken."""
@@ -171,7 +175,8 @@ async def main(options: argparse.Namespace) -> None:
         made = plane(config, fleet, engines, tokenizers)
         bench = Bench(made, fleet, engines, config)
         if options.policy == "kv":
-            bench.pool.tokenizer = ModelTokenizer.load(str(TOKENIZER))
+            settings = BackendSettings(check_every=0)
+            bench.pool.tokenizer = ModelTokenizer.load(str(TOKENIZER), backends=settings)
         await bench.unary(REQUESTS)
         gc.collect()
         gc.freeze()
