@@ -103,16 +103,22 @@ class Pool:
         request that had no chance otherwise, and a few requests that make every engine fail must
         not close the door to all.
         """
-        willing = [
-            worker
-            for worker in self.workers.values()
-            if worker.state is READY and model in worker.names and worker.name not in excluded
-        ]
-        trusted = [
-            worker
-            for worker in willing
-            if worker.breaker.state is CLOSED or worker.breaker.allows(now)
-        ]
+        ranks: list[WorkerRank] = []
+        willing: list[Worker] = []
+        calm = True
+        for worker in self.workers.values():
+            if worker.state is READY and model in worker.names and worker.name not in excluded:
+                willing.append(worker)
+                ranks += worker.ranks
+                breaker = worker.breaker
+                calm = calm and breaker.state is CLOSED and breaker.backs_off_until <= now
+        return ranks if calm else self._careful(willing, excluded, now)
+
+    def _careful(
+        self, willing: list[Worker], excluded: Collection[str], now: float
+    ) -> list[WorkerRank]:
+        """`candidates` where some of those that would take a request are in trouble."""
+        trusted = [worker for worker in willing if worker.breaker.allows(now)]
         if not trusted and not excluded:
             trusted = willing
         rested = [worker for worker in trusted if worker.breaker.backs_off_until <= now]
