@@ -74,6 +74,11 @@ class Fleet:
         self.stopping = False
         """Whether the router takes no more requests."""
 
+    @property
+    def has_tokenizers(self) -> bool:
+        """Whether prompts of any model are tokenized."""
+        return any(pool.tokenizer is not None for pool in self.pools.values())
+
     # Workers come and go.
 
     def add(self, config: WorkerConfig) -> Worker:

@@ -140,7 +140,7 @@ class FrontDoor:
         body = await client.body()
         if path.response_id is not None:
             return self._response_job(client, path, path.response_id, body)
-        fields = _read_body(path.endpoint, body)
+        fields = _read_body(path.endpoint, body, for_prompt=self._fleet.has_tokenizers)
         route = self._fleet.route(fields.model if fields else None)
         pinned = self._previous_owner(fields)
         if fields is None or path.endpoint is None:
@@ -224,10 +224,10 @@ async def _with_ids(body: bytes, endpoint: Endpoint, prompt: Prompt) -> bytes:
     return await asyncio.to_thread(with_prompt_ids, body, endpoint, prompt.token_ids)
 
 
-def _read_body(endpoint: Endpoint | None, body: bytes) -> RequestBody | None:
+def _read_body(endpoint: Endpoint | None, body: bytes, *, for_prompt: bool) -> RequestBody | None:
     """The fields of a body; None for one that need not be a JSON object (audio, say)."""
     try:
-        return parse_body(endpoint or Endpoint.COMPLETIONS, body)
+        return parse_body(endpoint or Endpoint.COMPLETIONS, body, for_prompt=for_prompt)
     except BadBody as error:
         if endpoint is None:
             return None

@@ -6,7 +6,7 @@ of duplicate keys wins (as in the engine's own parser).
 
 A body is scanned once. Only small values are decoded then; the large ones (messages, prompts,
 tools) stay raw bytes until they are asked for, which the tokenizer does in its own thread. The
-scan costs about 0.1 ms per 100 KB.
+scan costs about 0.1 ms per 100 KB. Of a short body messages and prompt may be decoded in the scan.
 """
 
 import json
@@ -79,7 +79,17 @@ class _Fields(msgspec.Struct, gc=False):
     vllm_xargs: Raw = _NOTHING
 
 
+class _FieldsOfPrompt(_Fields, gc=False):
+    """The same, with that of a prompt decoded at once."""
+
+    messages: Any = _NOTHING
+    prompt: Any = _NOTHING
+
+
 _SCAN = msgspec.json.Decoder(_Fields)
+_READ = msgspec.json.Decoder(_FieldsOfPrompt)
+READ_AT_ONCE_BYTES = 65_536
+"""Bodies up to this size may be decoded in one go: 0.1 ms."""
 _ABSENT = object()
 _EMPTY: dict[str, Any] = {}
 
@@ -206,13 +216,18 @@ class RequestBody:
         return f"<RequestBody {self.endpoint} model={self.model!r} {self.size} bytes>"
 
 
-def parse_body(kind: Endpoint, body: bytes) -> RequestBody:
-    """Read a body; raises `BadBody` only when it is not a JSON object."""
-    try:
-        fields = _SCAN.decode(body)
-    except (msgspec.MsgspecError, RecursionError):
-        fields = _read_leniently(body)
-    return RequestBody(kind, fields, len(body))
+def parse_body(kind: Endpoint, body: bytes, *, for_prompt: bool = False) -> RequestBody:
+    """Read a body; raises `BadBody` only when it is not a JSON object.
+
+    `for_prompt` says that its prompt will be asked for, and spares a short body the second look.
+    """
+    at_once = for_prompt and len(body) <= READ_AT_ONCE_BYTES
+    for decoder in (_READ, _SCAN) if at_once else (_SCAN,):
+        try:
+            return RequestBody(kind, decoder.decode(body), len(body))
+        except (msgspec.MsgspecError, RecursionError):
+            continue
+    return RequestBody(kind, _read_leniently(body), len(body))
 
 
 def _clean(value: Any) -> str | None:

@@ -5,7 +5,14 @@ from typing import Any
 
 import pytest
 
-from kvrouter.openai.body import BadBody, Endpoint, RequestBody, parse_body, without_surrogates
+from kvrouter.openai.body import (
+    READ_AT_ONCE_BYTES,
+    BadBody,
+    Endpoint,
+    RequestBody,
+    parse_body,
+    without_surrogates,
+)
 
 
 def read(body: bytes | dict[str, Any], kind: Endpoint = Endpoint.CHAT) -> RequestBody:
@@ -126,6 +133,31 @@ def test_what_is_no_json_object_is_the_clients_fault(body: bytes) -> None:
 def test_a_field_that_no_parser_takes_reads_as_absent() -> None:
     """Python refuses to turn more than 4,300 digits into an int."""
     assert read(b'{"prompt":[' + b"9" * 5000 + b"]}").prompt is None
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"messages": [{"role": "user", "content": "caf\\u00e9"}], "prompt": [1, 2], "n": 2}',
+        b'{"messages": [{"content": "\\ud83d"}], "model": "m"}',
+        b'{"messages": [NaN, 1e999], "prompt": "p", "stream": true}',
+        b'{"messages": [123456789012345678901234567890], "prompt": null}',
+        b'{"prompt": "first", "prompt": "last", "messages": 7}',
+        b'\xef\xbb\xbf{"prompt": "behind a mark"}',
+        b'{"prompt": "\xff"}',
+        b'{"messages": ' + b"[" * 400 + b"]" * 400 + b"}",
+        b'{"prompt": "' + b"x" * READ_AT_ONCE_BYTES + b'"}',
+        b"{}",
+    ],
+    ids=str,
+)
+def test_read_for_its_prompt_a_body_says_the_same(body: bytes) -> None:
+    whole = parse_body(Endpoint.CHAT, body, for_prompt=True)
+    plain = parse_body(Endpoint.CHAT, body)
+    names = ("messages", "prompt", "model", "n", "stream", "max_tokens", "size")
+    assert [repr(getattr(whole, name)) for name in names] == [
+        repr(getattr(plain, name)) for name in names
+    ]
 
 
 def test_the_size_is_that_of_the_body_in_bytes() -> None:
