@@ -1,9 +1,14 @@
-"""Workers that are announced, for as long as their lease lasts. Pure.
+"""Workers that are announced. Pure.
 
-A relay announces each of its engines again and again, and says so when it stops. Whoever is not
-announced for its lease is gone. While there is no connection to hear announcements on, no lease
-runs out: what NATS does says nothing about workers.
+A relay announces each of its engines again and again, and says so when it stops. A worker that is
+not announced for its lease stays for as long as its engine answers: a relay or NATS that hangs
+says nothing about engines. One whose relay stopped stays for one more lease, as it may be about
+to start again; without an answer of its engine it goes at once. While there is no connection to
+hear announcements on, no lease runs out.
 """
+
+from collections.abc import Collection
+from dataclasses import dataclass
 
 import msgspec
 from msgspec import Struct, msgpack
@@ -37,39 +42,52 @@ def decode_announcement(payload: bytes) -> Announcement:
         raise MalformedAnnouncement(str(error)) from error
 
 
+@dataclass(slots=True)
+class _Lease:
+    url: str
+    lasts_s: float
+    ends_at: float
+    withdrawn: bool = False
+
+
 class Announced:
-    """The workers whose lease lasts. `now` is monotonic, in seconds."""
+    """The workers that are there. `now` is monotonic, in seconds."""
 
     def __init__(self) -> None:
-        self._leases: dict[str, tuple[Announcement, float]] = {}
+        self._leases: dict[str, _Lease] = {}
         self._is_connected = False
 
     @property
     def workers(self) -> dict[str, str]:
         """The URL of each."""
-        return {name: announcement.url for name, (announcement, _) in self._leases.items()}
+        return {name: lease.url for name, lease in self._leases.items()}
 
-    def heard(self, announcement: Announcement, now: float) -> bool:
-        """A worker was announced; True if that changes `workers`."""
-        before = self.workers
-        if announcement.lease_s > 0:
-            ends_at = now + announcement.lease_s
-            self._leases[announcement.worker] = (announcement, ends_at)
-        else:
-            self._leases.pop(announcement.worker, None)
-        return self.workers != before
+    def heard(self, announcement: Announcement, now: float) -> None:
+        """A worker was announced, or its relay stops."""
+        name, lasts_s = announcement.worker, announcement.lease_s
+        if lasts_s > 0:
+            self._leases[name] = _Lease(announcement.url, lasts_s, now + lasts_s)
+            return
+        lease = self._leases.get(name)
+        if lease is not None and not lease.withdrawn:
+            lease.withdrawn = True
+            lease.ends_at = now + lease.lasts_s
 
     def connection_changed(self, now: float, *, connected: bool) -> None:
         """Announcements can be heard, or not. Every lease begins anew when they can."""
         self._is_connected = connected
-        for name, (announcement, _) in self._leases.items():
-            self._leases[name] = (announcement, now + announcement.lease_s)
+        for lease in self._leases.values():
+            lease.ends_at = now + lease.lasts_s
 
-    def tick(self, now: float) -> bool:
-        """Time has passed; True if that changes `workers`."""
+    def tick(self, now: float, answering: Collection[str]) -> None:
+        """Time has passed; the engines of the workers `answering` can be reached."""
         if not self._is_connected:
-            return False
-        over = [name for name, (_, ends_at) in self._leases.items() if now >= ends_at]
-        for name in over:
-            del self._leases[name]
-        return bool(over)
+            return
+        lasting = {each.url for each in self._leases.values() if now < each.ends_at}
+        for name, lease in list(self._leases.items()):
+            if now < lease.ends_at:
+                gone = lease.withdrawn and name not in answering
+            else:  # nor is it needed where the same engine has another name by now
+                gone = lease.withdrawn or name not in answering or lease.url in lasting
+            if gone:
+                del self._leases[name]

@@ -24,6 +24,7 @@ WorkerUrl = Annotated[
     str,
     Meta(
         pattern=r"^(https?://[^/\s?#@]+/?|unix:(//)?/[^/\s?#][^\s?#]*)$",
+        max_length=1024,
         description="http://host:port, without a user or a path such as /v1, or unix:/path",
         examples=["http://gpu1:8000"],
     ),
@@ -72,7 +73,12 @@ class WorkerConfig(_Section, frozen=True, kw_only=True):
     """`unix:/run/vllm.sock` is where `vllm serve --uds /run/vllm.sock` listens."""
     name: (
         Annotated[
-            str, Meta(pattern=r"^[\w.:\-\[\]]+$", description="letters, digits and any of _.:-[]")
+            str,
+            Meta(
+                pattern=r"^[\w.:\-\[\]]+$",
+                max_length=200,
+                description="letters, digits and any of _.:-[]",
+            ),
         ]
         | None
     ) = None
@@ -254,7 +260,9 @@ class NatsConfig(_Section, frozen=True, kw_only=True):
     relayed: bool = False
     """The events of all workers come from relays, not of those alone that say so."""
     discover: bool = False
-    """Workers that relays announce are used, beside those that are configured."""
+    """Workers that relays announce are used, beside those that are configured. One stays while its
+    engine answers, even if its relay or NATS does not; a relay that is stopped takes its workers
+    out six seconds later, unless it is back by then."""
     user: str | None = None
     password: str | None = None
     token: str | None = None
@@ -419,6 +427,19 @@ def worker_name(worker: WorkerConfig) -> str:
     return worker.name or short_name(worker.url)
 
 
+def announced_worker(name: str, url: str) -> WorkerConfig:
+    """A worker that its relay announces. Raises ConfigError if there can be none of this kind."""
+    said = {"name": name, "url": url, "relayed": True}
+    try:
+        worker = msgspec.convert(said, WorkerConfig)
+    except msgspec.ValidationError as error:
+        raise ConfigError(str(error)[:200]) from error
+    _check_address("url", url)
+    if socket_path(url) is not None:
+        raise ConfigError(f"url: {url[:200]} is a socket of its own host, not of ours")
+    return worker
+
+
 def _check_names(config: Config) -> None:
     seen: set[str] = set()
     for index, worker in enumerate(config.workers):
@@ -459,12 +480,12 @@ def _check_balancers(server: ServerConfig) -> None:
 
 
 def _check_address(path: str, url: str) -> None:
-    if len((socket_path(url) or "").encode()) > MAX_PATH_BYTES:
-        raise ConfigError(f"{path}: a unix socket's path has at most {MAX_PATH_BYTES} bytes")
     try:
         urlsplit(url).port  # noqa: B018  # reading it is the check
     except ValueError as error:
         raise ConfigError(f"{path}: {error}") from error
+    if len((socket_path(url) or "").encode()) > MAX_PATH_BYTES:
+        raise ConfigError(f"{path}: a unix socket's path has at most {MAX_PATH_BYTES} bytes")
 
 
 def _check_endpoint(path: str, events: RankEvents) -> None:

@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable
 from events.announce import Announced, MalformedAnnouncement, decode_announcement
 from events.nats_link import NatsLink, Received
 from events.subjects import Subjects
-from kvrouter.config import WorkerConfig
+from kvrouter.config import ConfigError, announced_worker
 from kvrouter.fleet import Fleet
 from kvrouter.supervision import cancelled, supervised
-from kvrouter.workers import Worker
+from kvrouter.workers import Worker, WorkerState
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class Discovery:
             self._link_changed(connected=True)
         try:
             while True:
-                self._announced.tick(time.monotonic())
+                self._announced.tick(time.monotonic(), self._answering())
                 await self._settle()
                 await asyncio.sleep(TICK_S)
         finally:
@@ -64,10 +64,16 @@ class Discovery:
         except MalformedAnnouncement as error:
             log.warning("an announcement that cannot be read: %s", error)
             return
-        if not announcement.url.startswith(("http://", "https://")):
-            log.warning("an announcement of a worker at no host: %s", announcement.url)
+        try:
+            announced_worker(announcement.worker, announcement.url)
+        except ConfigError as error:
+            log.warning("an announcement of a worker that cannot be: %s", error)
             return
         self._announced.heard(announcement, time.monotonic())
+
+    def _answering(self) -> set[str]:
+        workers = self._fleet.workers
+        return {name for name in self._kept if _answers(workers[name])}
 
     async def _settle(self) -> None:
         """Make the fleet what is announced."""
@@ -80,7 +86,14 @@ class Discovery:
                 log.info("worker %s is not announced any more", name)
         for name, url in wanted.items():
             if name not in self._kept and name not in self._fleet.workers:
-                worker = self._fleet.add(WorkerConfig(url=url, name=name, relayed=True))
+                worker = self._fleet.add(announced_worker(name, url))
                 keep = supervised(f"worker {name}", self._make_keeper(worker))
                 self._kept[name] = (url, asyncio.create_task(keep))
                 log.info("worker %s is announced at %s", name, url)
+
+
+def _answers(worker: Worker) -> bool:
+    """Whether its engine can be reached, as far as probes tell."""
+    if worker.state is WorkerState.DRAINING:
+        return not worker.problem
+    return worker.state is WorkerState.READY

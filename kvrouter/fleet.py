@@ -139,9 +139,9 @@ class Fleet:
         known = self._routes.get(model or "")
         if known is not None:
             return known
-        if not self.pools:
+        if not any(pool.workers for pool in self.pools.values()):
             names = ", ".join(self.workers) or "none"
-            message = f"no worker has joined yet (configured: {names})"
+            message = f"no worker is there (known: {names})"
             raise RequestError(Fault.NO_WORKER, message, retry_after_s=1)
         if model is None:
             if len(self.pools) == 1:

@@ -24,6 +24,12 @@ from kvrouter.relay.wiring import relaying
 from kvrouter.sim.server import SimServer
 from kvrouter.wiring import Router
 
+IMPOSSIBLE = (
+    ("local", "unix:/run/other.sock"),  # of somebody's host, not ours
+    ("brackets", "http://["),
+    ("", "http://127.0.0.1:9"),
+    ("long", f"http://{'h' * 100_000}"),
+)
 TEXT = "a document that is asked about again and again " * 40
 
 
@@ -171,9 +177,11 @@ async def test_workers_come_and_go_as_relays_announce_them(server: NatsServer) -
         router = await made.add_router()
         made.engines, made.tables["workers"] = hidden, engines
         assert not router.fleet.workers
-        local = Announcement("local", "unix:/run/other.sock", 60.0)  # of somebody's host, not ours
         assert router.link is not None
-        router.link.publish(Subjects("kvrouter").worker("local"), encode_announcement(local))
+        subjects = Subjects("kvrouter")
+        for name, url in IMPOSSIBLE:
+            announcement = encode_announcement(Announcement(name, url, 60.0))
+            router.link.publish(subjects.worker("somebody"), announcement)
         async with relay_for(made, server):
             await until(lambda: len(router.fleet.ranks) == 2 and hears(router))
             made.tables["workers"] = []
@@ -181,5 +189,10 @@ async def test_workers_come_and_go_as_relays_announce_them(server: NatsServer) -
             await until(lambda: len(late.fleet.ranks) == 2 and hears(late))
             await until(lambda: router.fleet.pools["tiny"].tokenizer is not None)
             assert (await made.chat(router, TEXT)).status == 200
+        assert (await made.chat(router, TEXT)).status == 200  # the relay may be about to return
+        async with relay_for(made, server):
+            await until(lambda: hears(router) and hears(late))
+        for engine in made.engines:
+            await engine.stop()
         await until(lambda: not router.fleet.workers and not late.fleet.workers)
-        assert (await made.chat(router, TEXT)).status in (404, 503)
+        assert (await made.chat(router, TEXT)).status == 503
