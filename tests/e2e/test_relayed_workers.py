@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -196,3 +197,27 @@ async def test_workers_come_and_go_as_relays_announce_them(server: NatsServer) -
             await engine.stop()
         await until(lambda: not router.fleet.workers and not late.fleet.workers)
         assert (await made.chat(router, TEXT)).status == 503
+
+
+@pytest.mark.slow
+async def test_a_nats_that_hangs_costs_no_request_of_announced_workers(server: NatsServer) -> None:
+    """R3: for longer than a lease lasts, and than it takes to see that it hangs."""
+    async with group(
+        engines=2, routers=0, nats={"servers": [server.url], "discover": True}
+    ) as made:
+        engines, made.tables["workers"] = made.tables["workers"], []
+        made.engines, hidden = [], made.engines
+        router = await made.add_router()
+        made.engines, made.tables["workers"] = hidden, engines
+        async with relay_for(made, server):
+            await until(lambda: len(router.fleet.ranks) == 2 and hears(router))
+            server.send_signal(signal.SIGSTOP)
+            ends_at = time.monotonic() + 20.0
+            try:
+                while time.monotonic() < ends_at:
+                    assert (await made.chat(router, TEXT)).status == 200
+                    await asyncio.sleep(0.1)
+            finally:
+                server.send_signal(signal.SIGCONT)
+            await until(lambda: hears(router), deadline_s=30.0)
+            assert len(router.fleet.workers) == 2
