@@ -97,6 +97,9 @@ def table(decision: dict[str, Any]) -> str:
         f"{'worker':<28} {'overlap':>8} {'predicted':>9} {'active':>7} {'cost':>10}  terms",
     ]
     lines += [_line(candidate) for candidate in decision["candidates"]]
+    if decision["filtered"]:
+        lines += ["", "passed over, for they have too many active requests:"]
+        lines += [_line(candidate) for candidate in decision["filtered"]]
     return "\n".join(lines)
 
 

@@ -69,23 +69,19 @@ class Decision:
     @property
     def rated(self) -> list[Rated]:
         """The candidates that could be picked, in the order given; made when asked for."""
-        names = self._policy.scorer.term_names
-        columns, costs = self._choice.terms, self._choice.costs
-        return [
-            _rated(
-                self.candidates[each],
-                {name: column[each] for name, column in zip(names, columns, strict=True)},
-                costs[each],
-                self.candidates.now,
-            )
-            for each in self._choice.kept
-        ]
+        return [self._rated(each) for each in self._choice.kept]
 
     @property
-    def filtered(self) -> list[WorkerRank]:
-        """The candidates that a filter removed."""
+    def filtered(self) -> list[Rated]:
+        """The candidates that a filter removed, whatever they would have cost."""
         kept = set(self._choice.kept)
-        return [rank for each, rank in enumerate(self.candidates.ranks) if each not in kept]
+        return [self._rated(each) for each in range(len(self.candidates.ranks)) if each not in kept]
+
+    def _rated(self, position: int) -> Rated:
+        names, columns = self._policy.scorer.term_names, self._choice.terms
+        terms = {name: column[position] for name, column in zip(names, columns, strict=True)}
+        cost = self._choice.costs[position]
+        return _rated(self.candidates[position], terms, cost, self.candidates.now)
 
     def as_dict(self) -> dict[str, Any]:
         """The whole decision for JSON, cheapest candidate first."""
@@ -98,8 +94,8 @@ class Decision:
                 "fidelity": self.prompt.fidelity.value,
                 "reason": self.prompt.reason,
             },
-            "candidates": [_entry(each) for each in sorted(self.rated, key=lambda one: one.cost)],
-            "filtered": [_name(rank) for rank in self.filtered],
+            "candidates": _entries(self.rated),
+            "filtered": _entries(self.filtered),
         }
 
 
@@ -125,6 +121,10 @@ def _rated(candidate: Candidate, terms: dict[str, float], cost: float, now: floa
 
 def _name(rank: WorkerRank) -> dict[str, str | int]:
     return {"worker": rank.worker, "dp_rank": rank.dp_rank}
+
+
+def _entries(rated: list[Rated]) -> list[dict[str, Any]]:
+    return [_entry(each) for each in sorted(rated, key=lambda one: one.cost)]
 
 
 def _entry(rated: Rated) -> dict[str, Any]:

@@ -107,7 +107,8 @@ def _add_trace(group: argparse._ArgumentGroup) -> None:
         type=_positive,
         default=10.0,
         metavar="R",
-        help="requests per second of a synthetic trace (%(default)g)",
+        help="requests per second of a synthetic trace (%(default)g); chat and agents begin "
+        "without any session and come near it after some minutes",
     )
     group.add_argument(
         "--chunk-tokens",

@@ -57,11 +57,16 @@ def run(options: argparse.Namespace) -> int:
     bound = pooled_bound(
         trace, total_blocks=blocks * settings.workers, block_size=settings.core.block_size
     )
-    results = []
-    for spec, policy in policies:
-        with _Bar(spec, len(trace), visible=sys.stderr.isatty() and not options.quiet) as bar:
-            result = replay(trace, policy, settings, bar.arrived)
-        results.append(msgspec.structs.replace(result, policy=spec, pooled_bound=bound))
+    results: list[Result] = []
+    try:
+        for spec, policy in policies:
+            with _Bar(spec, len(trace), visible=sys.stderr.isatty() and not options.quiet) as bar:
+                result = replay(trace, policy, settings, bar.arrived)
+            results.append(msgspec.structs.replace(result, policy=spec, pooled_bound=bound))
+    except KeyboardInterrupt:
+        if results:  # what has taken minutes is not thrown away
+            _report(options, trace, results)
+        raise
     _report(options, trace, results)
     return 0
 

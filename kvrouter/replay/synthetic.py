@@ -7,7 +7,9 @@
     unique    no prompt shares anything
     bursts    sixteen equal prompts within milliseconds, now and then
 
-Arrivals are a Poisson process of `rate` requests a second on average. All is drawn from `rng`.
+Arrivals are a Poisson process of `rate` requests a second on average; those of `chat` and `agents`
+are once as many sessions end as begin, after some minutes, for they begin without any. All is
+drawn from `rng`.
 """
 
 import itertools

@@ -2,7 +2,8 @@
 
 The form is that of the Mooncake project: one JSON object a line, with `timestamp` (ms),
 `input_length` and `output_length` (tokens), and `hash_ids`, one for each `chunk_tokens` tokens of
-the prompt. Equal ids stand for an equal prefix up to the end of their chunk.
+the prompt; what is left over at its end may have one or not. Equal ids stand for an equal prefix
+up to the end of their chunk. Without any, a prompt shares nothing.
 """
 
 import gzip
@@ -117,14 +118,14 @@ def read_trace(path: Path, *, chunk_tokens: int = CHUNK_TOKENS) -> Trace:
             max(1, line.output_length),
             tuple([numbers.setdefault(each, len(numbers)) for each in line.hash_ids]),
         )
-        for line in _lines(path)
+        for line in _lines(path, chunk_tokens)
     ]
     if not requests:
         raise TraceError(f"{path}: has no requests")
     return Trace(path.name, requests, chunk_tokens)
 
 
-def _lines(path: Path) -> Iterator[_Line]:
+def _lines(path: Path, chunk_tokens: int) -> Iterator[_Line]:
     decoder = msgspec.json.Decoder(_Line)
     try:
         data = path.read_bytes()
@@ -137,6 +138,14 @@ def _lines(path: Path) -> Iterator[_Line]:
         if not line.strip():
             continue
         try:
-            yield decoder.decode(line)
+            request = decoder.decode(line)
         except msgspec.DecodeError as error:
             raise TraceError(f"{path}, line {number}: {error}") from error
+        full, rest = divmod(request.input_length, chunk_tokens)
+        if request.hash_ids and not full <= len(request.hash_ids) <= full + (rest > 0):
+            raise TraceError(
+                f"{path}, line {number}: {len(request.hash_ids)} hash_ids do not fit "
+                f"{request.input_length} tokens in chunks of {chunk_tokens}; "
+                "does an id stand for another number of them (--chunk-tokens)?"
+            )
+        yield request

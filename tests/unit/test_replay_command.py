@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from kvrouter.commands import run
+from kvrouter.replay.command import _Bar as Bar
 from kvrouter.startup import StartError
 
 SMALL = ["replay", "synthetic:chat", "--requests", "60", "--rate", "20", "--blocks", "2048"]
@@ -99,3 +100,20 @@ def test_a_picture_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     run([*SMALL, "--plot", str(path)])
     assert "svg" in path.read_text()
     assert capsys.readouterr().out
+
+
+def test_an_interrupted_comparison_shows_what_is_done(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C in the third of many policies."""
+    arrivals = iter([*range(2 * 60 + 10)])
+
+    def arrived(self: object, number: int) -> None:
+        del self, number
+        if next(arrivals, None) is None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"{Bar.__module__}.{Bar.__name__}.arrived", arrived)
+    with pytest.raises(KeyboardInterrupt):
+        run([*SMALL, "--compare", "kv,random,round_robin,least_tokens", "--json"])
+    assert [each["policy"] for each in json.loads(capsys.readouterr().out)] == ["kv", "random"]

@@ -43,6 +43,14 @@ def test_a_prompt_longer_than_its_chunks_ends_with_tokens_of_its_own() -> None:
         (b'{"timestamp": 0, "input_length": 0, "output_length": 1, "hash_ids": []}', "line 1"),
         (b'{"timestamp": 0, "input_length": 9, "output_length": -1, "hash_ids": []}', "line 1"),
         (b'{"timestamp": 1e99, "input_length": 9, "output_length": 1, "hash_ids": []}', "line 1"),
+        (
+            b'{"timestamp": 0, "input_length": 1100, "output_length": 1, "hash_ids": [0]}',
+            "chunk-tok",
+        ),
+        (
+            b'{"timestamp": 0, "input_length": 9, "output_length": 1, "hash_ids": [0, 1]}',
+            "1: 2 hash",
+        ),
         (b"\x1f\x8bbroken", "cannot be read"),
         (gzip.compress(LINES.encode())[:-9], "cannot be read"),
         (gzip.compress(LINES.encode())[:12] + b"\xff\xff\xff\xff", "cannot be read"),
@@ -55,6 +63,14 @@ def test_what_is_no_trace_is_refused_with_its_place(
     path.write_bytes(content)
     with pytest.raises(TraceError, match=message):
         read_trace(path)
+
+
+@pytest.mark.parametrize("hash_ids", ["[]", "[7, 8]", "[7, 8, 9]"])
+def test_the_end_of_a_prompt_may_have_an_id_or_not(tmp_path: Path, hash_ids: str) -> None:
+    path = tmp_path / "trace"
+    line = '{"timestamp": 0, "input_length": 1100, "output_length": 1, "hash_ids": %s}'
+    path.write_text(line % hash_ids)
+    assert len(read_trace(path).prompt(0)) == 1100
 
 
 def test_a_byte_order_mark_is_no_part_of_the_trace(tmp_path: Path) -> None:

@@ -206,6 +206,21 @@ def test_a_decision_does_not_change_with_later_load(stage: Stage) -> None:
     assert decision.as_dict() == before
 
 
+def test_a_candidate_that_is_passed_over_is_shown_with_its_terms(stage: Stage) -> None:
+    """`/explain`: the holder of the whole prompt has too many requests already."""
+    held = unique_prompt(0, 640)
+    stage.store(B, prompt_of(held.token_ids))
+    for number in range(60):
+        stage.place(unique_prompt(number + 1, 100), B)
+    shown = stage.scheduler.decide(held, [A, B], 0.0).as_dict()
+    assert shown["winner"]["worker"] == "a"
+    assert shown["reason"] == "only_candidate"
+    (filtered,) = shown["filtered"]
+    assert (filtered["worker"], filtered["active_requests"]) == ("b", 60)
+    assert filtered["cost"] == pytest.approx(sum(filtered["terms"].values()))
+    assert filtered["overlap_blocks"]["gpu"] > 0
+
+
 def test_a_decision_can_be_shown_as_json(stage: Stage) -> None:
     stage.store(B, prompt_of(unique_prompt(0, 64).token_ids))
     decision = stage.place(unique_prompt(0, 100)).decision
