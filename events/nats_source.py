@@ -1,6 +1,7 @@
 """The batches of one worker rank over NATS, from its relay: the shell of `RelayedStream`."""
 
 import asyncio
+import datetime as dt
 import logging
 import time
 from collections import deque
@@ -8,6 +9,7 @@ from collections import deque
 from events.model import WorkerRank
 from events.nats_link import NatsLink, Received
 from events.relayed import (
+    RELAY_SILENT_S,
     Answer,
     Batch,
     Head,
@@ -53,6 +55,7 @@ class NatsSource:
         number: int,
         rule: int,
         settings: SubscriptionSettings | None = None,
+        relay_silent_s: float = RELAY_SILENT_S,
     ) -> None:
         self.rank = rank
         self._sink = sink
@@ -60,7 +63,8 @@ class NatsSource:
         self._events = subjects.events(rank.worker, rank.dp_rank)
         self._history = subjects.history(rank.worker, rank.dp_rank)
         self._answers = subjects.answers(router, number)
-        self._core = RelayedStream(rule, settings or SubscriptionSettings(replay_timeout_s=1.0))
+        settings = settings or SubscriptionSettings(replay_timeout_s=1.0)
+        self._core = RelayedStream(rule, settings, relay_silent_s=relay_silent_s)
         self._todo: deque[Command] = deque()
         self._wake = asyncio.Event()
         self._complaints = Sparingly(_COMPLAIN_EVERY_S)
@@ -75,6 +79,17 @@ class NatsSource:
     def stats(self) -> StreamStats:
         """Counters since the start."""
         return self._core.stats
+
+    @property
+    def absence(self) -> str:
+        """Why there is no connection to the stream, in words."""
+        if not self._link.is_connected:
+            return "no connection to the event stream: none to NATS"
+        if self._core.silent_since is None:
+            return f"no connection to the event stream: no relay publishes it as {self.rank.worker}"
+        unix_s = time.time() - (time.monotonic() - self._core.silent_since)
+        since = dt.datetime.fromtimestamp(unix_s, dt.UTC).isoformat(timespec="seconds")
+        return f"its relay is silent since {since}"
 
     @property
     def backlog(self) -> int:
@@ -180,7 +195,8 @@ class NatsSource:
             want = Want(command.attempt, self._core.epoch, command.start)
             self._link.publish(self._history, encode(want), self._answers)
         elif isinstance(command, StateChanged):
-            log.info("%s: events %s (by its relay)", self._name, command.state)
+            why = f": {self.absence}" if command.state is StreamState.CONNECTING else ""
+            log.info("%s: events %s (by its relay)%s", self._name, command.state, why)
             self._sink.on_state(self.rank, command.state)
         elif isinstance(command, Complain):
             self._complain(command)

@@ -25,6 +25,13 @@ from events.model import (
     Tier,
 )
 
+HEAD_S = 0.5
+"""How often a relay says how far each rank is: a lost last batch is noticed within that."""
+
+RELAY_SILENT_S = 10 * HEAD_S
+"""Without a word for so long a relay is gone: a few heads may be lost or late (a busy host, a
+reconnect), ten in a row are not."""
+
 _NAME_BYTES = 8
 _TIERS = tuple(Tier)
 _KINDS = tuple(GroupKind)

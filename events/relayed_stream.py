@@ -12,12 +12,22 @@ Rules
 * A question without an answer is asked again. When that was of no use several times and batches
   wait, the gap is lost: the blocks go, the waiting batches are applied, and the rank is DEGRADED
   and asked about from time to time. When nothing is heard at all there is no relay: CONNECTING.
+* Relays say again and again how far they are. One that has been silent for `relay_silent_s` is
+  lost, whatever it was at: CONNECTING. Its next word begins with a question.
 * What waits is bounded; when it is too much it is dropped, which is a gap like any other.
 """
 
 from typing import TypeAlias
 
-from events.relayed import Answer, Batch, Head, MalformedRelayed, StatePart, to_batch
+from events.relayed import (
+    RELAY_SILENT_S,
+    Answer,
+    Batch,
+    Head,
+    MalformedRelayed,
+    StatePart,
+    to_batch,
+)
 from events.stream import (
     Command,
     Complain,
@@ -41,13 +51,24 @@ class RelayedStream:
     """One rank. Feed it what happens, carry out what it returns; `now` is monotonic, in seconds.
 
     Call `tick` when `deadline()` has come. `rule` is the version of our own hash rule.
+    `silent_since` is when the relay was last heard if it is lost for its silence, else None.
     """
 
-    def __init__(self, rule: int, settings: SubscriptionSettings | None = None) -> None:
+    def __init__(
+        self,
+        rule: int,
+        settings: SubscriptionSettings | None = None,
+        *,
+        relay_silent_s: float = RELAY_SILENT_S,
+    ) -> None:
         self.stats = StreamStats()
         self.epoch = 0
+        self.silent_since: float | None = None
         self._rule = rule
         self._settings = settings or SubscriptionSettings()
+        self._relay_silent_s = relay_silent_s
+        self._heard_at = 0.0
+        """When the relay was heard last; since the connect at the earliest."""
         self._phase = StreamState.CONNECTING
         self._announced = StreamState.CONNECTING
         self._relay_hears = StreamState.LIVE
@@ -75,24 +96,23 @@ class RelayedStream:
 
     def deadline(self) -> float | None:
         """When `tick` is due; None if nothing is waited for."""
-        due = [at for at in (self._ask_again_at, self._silence_due()) if at is not None]
-        return min(due, default=None)
+        waited_for = (self._ask_again_at, self._silence_due(), self._relay_lost_at())
+        return min((at for at in waited_for if at is not None), default=None)
 
     # What happens
 
     def connected(self, now: float) -> list[Command]:
         """There is a connection, and the subscriptions stand."""
         self._is_linked = True
+        self._hear(now)
         self._begin_asking(now)
         return self._commands()
 
     def disconnected(self) -> list[Command]:
         """There is none any more."""
         self._is_linked = False
-        self._phase = StreamState.CONNECTING
-        self._ask_again_at = None
-        self._waiting.clear()
-        self._expecting_since, self._silent = None, False
+        self.silent_since = None
+        self._lose_touch()
         return self._commands()
 
     def live(self, message: Batch | Head, now: float) -> list[Command]:
@@ -113,6 +133,7 @@ class RelayedStream:
         """A part of an answer."""
         if answer.attempt != self._attempt or self._phase is not StreamState.REPLAYING:
             return []
+        self._hear(now)
         self._answers[answer.number] = answer
         self._ask_again_at = now + self._settings.replay_timeout_s
         if len(self._answers) == answer.total:
@@ -125,6 +146,10 @@ class RelayedStream:
 
     def tick(self, now: float) -> list[Command]:
         """Time has passed."""
+        lost_at = self._relay_lost_at()
+        if lost_at is not None and now >= lost_at:
+            self.silent_since = self._heard_at
+            self._lose_touch()
         silence = self._silence_due()
         if silence is not None and now >= silence:
             self._silent = True
@@ -160,7 +185,12 @@ class RelayedStream:
             self.epoch, self._next, self._head = epoch, 0, 0
             self._waiting.clear()
             self._begin_asking(now)
+        self._hear(now)
         return True
+
+    def _hear(self, now: float) -> None:
+        self._heard_at = now
+        self.silent_since = None
 
     def _take_head(self, head: Head, now: float) -> None:
         self._relay_hears = _stream_state(head.stream)
@@ -285,6 +315,18 @@ class RelayedStream:
         self.stats.resyncs[reason] += 1
         self.stats.cold = True
         self._out.append(Resync(reason, detail))
+
+    def _lose_touch(self) -> None:
+        """Nobody is there to be asked, or to go on with what waits."""
+        self._phase = StreamState.CONNECTING
+        self._ask_again_at = None
+        self._waiting.clear()
+        self._expecting_since, self._silent = None, False
+
+    def _relay_lost_at(self) -> float | None:
+        if not self.epoch or self._phase is StreamState.CONNECTING:
+            return None
+        return self._heard_at + self._relay_silent_s
 
     def _silence_due(self) -> float | None:
         if self._expecting_since is None or self._silent or self._phase is not StreamState.LIVE:

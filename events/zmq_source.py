@@ -126,6 +126,11 @@ class ZmqSource:
         """Counters since the start."""
         return self._core.stats
 
+    @property
+    def absence(self) -> str:
+        """Why there is no connection to the stream, in words."""
+        return "no connection to the event stream"
+
     def position(self) -> Position | None:
         """How far the sink is, for another router; None while that is in doubt."""
         return None if self._resync_wanted else self._core.position()

@@ -18,6 +18,10 @@ class Source(Protocol):
     def stats(self) -> StreamStats:
         """Counters since the start."""
 
+    @property
+    def absence(self) -> str:
+        """Why there is no connection to the stream, in words."""
+
     def position(self) -> Position | None:
         """How far the engine itself is followed, for another router; None where it is not."""
 

@@ -128,6 +128,8 @@ def judge(pool: Pool, rank: WorkerRank, state: RankState) -> tuple[Verdict, str]
     """How far the view of a rank can be believed, and why not further."""
     if state.source is None:
         return Verdict.BLIND, "no KV events: prefixes are guessed from routing alone"
+    if state.stream in (None, StreamState.CONNECTING):
+        return Verdict.DEGRADED, state.source.absence
     problem = _STREAM_PROBLEMS.get(state.stream) or _tokenizer_problem(pool)
     if problem:
         return Verdict.DEGRADED, problem
@@ -138,8 +140,6 @@ def judge(pool: Pool, rank: WorkerRank, state: RankState) -> tuple[Verdict, str]
 
 
 _STREAM_PROBLEMS = {
-    None: "no connection to the event stream yet",
-    StreamState.CONNECTING: "no connection to the event stream",
     StreamState.SILENT: "event-silent: prompts were sent but no event came",
     StreamState.DEGRADED: "lost events cannot be asked for: no replay, or it does not answer",
 }

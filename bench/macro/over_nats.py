@@ -266,6 +266,7 @@ class Followed:
 
     def __init__(self) -> None:
         self.stats = StreamStats()
+        self.absence = ""
 
     def position(self) -> Position:
         """Somewhere."""

@@ -15,7 +15,7 @@ import aiohttp
 from events import EventBatch, WorkerRank
 from events.announce import Announcement, encode_announcement
 from events.nats_link import NatsLink, Received
-from events.relayed import Head, MalformedRelayed, Want, decode, encode
+from events.relayed import HEAD_S, Head, MalformedRelayed, Want, decode, encode
 from events.stream import ResyncReason, StreamState
 from events.subjects import Subjects
 from events.zmq_source import EventSink, ZmqSource
@@ -26,9 +26,6 @@ from kvrouter.supervision import background
 from kvrouter.worker_url import http_base, socket_path
 
 log = logging.getLogger(__name__)
-
-HEAD_S = 0.5
-"""How often a relay says how far each rank is: a lost last batch is noticed within that."""
 
 _BEATS_AN_ANNOUNCEMENT = 4
 

@@ -14,6 +14,7 @@ from support.streams import eventually
 from events import BlocksRemoved, BlocksStored, EventBatch, WorkerRank, decode_batch
 from events.nats_link import NatsLink
 from events.nats_source import NatsSource
+from events.relayed import RELAY_SILENT_S
 from events.stream import ResyncReason, StreamState, SubscriptionSettings
 from events.subjects import Subjects
 from indexer import RadixIndex, block_hashes
@@ -76,6 +77,7 @@ class Rig:
     relay: Relay
     truth: RadixIndex = field(default_factory=RadixIndex)
     published: int = 0
+    relay_silent_s: float = RELAY_SILENT_S
 
     def publish(self, batch: EventBatch) -> None:
         self.truth.apply(RANK, batch)
@@ -111,6 +113,7 @@ class Rig:
             number=1,
             rule=RULE_VERSION,
             settings=SETTINGS,
+            relay_silent_s=self.relay_silent_s,
         )
         async with connected(link):
             task = asyncio.create_task(source.run())
@@ -275,6 +278,23 @@ async def test_no_relay_is_no_connection(rig: Rig) -> None:
         await asyncio.sleep(0)
         assert source.state is not StreamState.LIVE
         await eventually(lambda: source.state is StreamState.CONNECTING)
+        assert f"no relay publishes it as {RANK.worker}" in source.absence
+
+
+async def test_a_relay_that_falls_silent_is_lost_and_its_engines_old_blocks_go_when_it_is_back(
+    rig: Rig,
+) -> None:
+    """R5: the engine restarts while no relay is there to tell."""
+    rig.relay_silent_s = 0.8
+    async with rig.source() as (source, sink):
+        rig.publish_some(20)
+        await eventually(lambda: rig.equals(sink) and source.state is StreamState.LIVE)
+        rig.link.lose = lambda _: True
+        await eventually(lambda: source.state is StreamState.CONNECTING)
+        assert "its relay is silent since 20" in source.absence
+        rig.relay.on_resync(RANK, ResyncReason.RESTART)
+        rig.link.lose = lambda _: False
+        await eventually(lambda: sink.index.blocks(RANK) == 0 and source.state is StreamState.LIVE)
 
 
 async def test_how_the_relay_hears_the_engine_is_seen_at_the_router(rig: Rig) -> None:

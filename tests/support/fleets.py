@@ -22,6 +22,7 @@ class FakeSource:
 
     def __init__(self) -> None:
         self.stats = StreamStats()
+        self.absence = "no connection"
         self.expected = 0
         self.resyncs = 0
 

@@ -1,5 +1,7 @@
 """The state machine of a rank that is heard through a relay."""
 
+import pytest
+
 from events import BlocksRemoved
 from events.relayed import Answer, Batch, Head, StatePart, Want, decode, encode, to_wire
 from events.relayed_stream import WHOLE_STATE, RelayedStream
@@ -18,6 +20,7 @@ from events.stream import (
 SETTINGS = SubscriptionSettings(
     replay_timeout_s=1.0, replay_tries=2, replay_pause_s=10.0, silent_after_s=5.0
 )
+RELAY_SILENT_S = 20.0
 
 
 def head(following: int, *, epoch: int = 1, stream: str = "live", rule: int = 1) -> Head:
@@ -41,8 +44,8 @@ def resyncs(commands: list[Command]) -> list[ResyncReason]:
 
 
 def live_at(following: int) -> RelayedStream:
-    """A stream that has caught up with a relay."""
-    core = RelayedStream(1, SETTINGS)
+    """A stream that has caught up with a relay, at 0 s."""
+    core = RelayedStream(1, SETTINGS, relay_silent_s=RELAY_SILENT_S)
     (ask,) = asked(core.connected(0.0))
     bodies: list[Batch | StatePart | Head] = [StatePart(1, following, []), head(following)]
     core.answered(Answer(ask.attempt, 0, 1, bodies), 0.0)
@@ -138,6 +141,40 @@ def test_without_any_word_there_is_no_relay() -> None:
     core.tick(2.0)
     assert core.state is StreamState.CONNECTING
     assert len(asked(core.live(head(0), 3.0))) == 1
+
+
+@pytest.mark.parametrize("stream", ["live", "replaying"])
+def test_a_relay_that_is_silent_for_long_is_lost_until_its_next_word(stream: str) -> None:
+    """R5: it may have died at anything, and the engine may have restarted meanwhile."""
+    core = live_at(5)
+    core.live(head(5, stream=stream), 1.0)
+    assert core.deadline() == 21.0
+    assert core.tick(20.9) == []
+    assert core.tick(21.0) == [StateChanged(StreamState.CONNECTING)]
+    assert (core.silent_since, core.deadline()) == (1.0, None)
+    assert len(asked(core.live(head(0, epoch=2), 60.0))) == 1
+    assert core.silent_since is None
+    assert core.stats.resyncs == {ResyncReason.RESTART: 1}
+
+
+def test_a_relay_that_dies_while_it_is_asked_is_lost_with_what_waits() -> None:
+    core = RelayedStream(1, SubscriptionSettings(replay_timeout_s=60.0), relay_silent_s=20.0)
+    core.connected(0.0)
+    core.live(batch(3), 1.0)
+    assert core.tick(21.0) == [StateChanged(StreamState.CONNECTING)]
+    (ask,) = asked(core.live(head(4), 30.0))
+    commands = core.answered(Answer(ask.attempt, 0, 1, [StatePart(1, 4, []), head(4)]), 30.0)
+    assert seqnos(commands) == [4]
+    assert core.state is StreamState.LIVE
+
+
+def test_a_connect_gives_the_relay_its_time_anew() -> None:
+    core = live_at(5)
+    core.disconnected()
+    core.connected(100.0)
+    core.tick(100.5)
+    assert core.state is StreamState.REPLAYING
+    assert core.silent_since is None
 
 
 def test_the_worse_half_of_the_way_is_the_state() -> None:
