@@ -206,7 +206,7 @@ class NatsSource:
         if not times:
             return
         log.warning(
-            "%s: its relay sends what it should not: %s (%d such since the last line)",
+            "%s: trouble with its relay: %s (%d such since the last line)",
             self._name,
             complaint.detail,
             times,

@@ -5,7 +5,9 @@ Rules
 * A batch at `next` is applied; one below it is a duplicate; one above it, or a head that is, is a
   gap. Then the relay is asked for all from `next` on, and live batches wait.
 * A higher epoch is another beginning: the rank's blocks go, and the relay is asked for what it has.
-  A lower one is late and means nothing, so what was removed never comes back.
+  A lower one is late, or another relay's, and means nothing, so what was removed never comes back;
+  unless the higher one has been silent for `relay_silent_s`. Then whoever speaks is followed: the
+  relay that was stopped was the second of two, or was started again by a clock that went back.
 * An answer counts when all of its messages are there. It has the missing batches, or a state (which
   begins with a clear) and the batches on top of it.
 * After each connect the relay is asked: what was published meanwhile is lost, and nothing tells.
@@ -69,6 +71,7 @@ class RelayedStream:
         self._relay_silent_s = relay_silent_s
         self._heard_at = 0.0
         """When the relay was heard last; since the connect at the earliest."""
+        self._epoch_since = 0.0
         self._phase = StreamState.CONNECTING
         self._announced = StreamState.CONNECTING
         self._relay_hears = StreamState.LIVE
@@ -81,6 +84,7 @@ class RelayedStream:
         self._ask_again_at: float | None = None
         self._wants_state = False
         self._answers: dict[int, Answer] = {}
+        self._answers_epoch = 0
         self._expecting_since: float | None = None
         self._silent = False
         self._out: list[Command] = []
@@ -122,7 +126,7 @@ class RelayedStream:
                 Complain(f"blocks are hashed by rule {message.rule}, not {self._rule}")
             )
             return self._commands()
-        if self._is_linked and self._is_of_now(message.epoch, now):
+        if self._is_linked and self._is_of_now(message, now):
             if isinstance(message, Head):
                 self._take_head(message, now)
             else:
@@ -133,6 +137,11 @@ class RelayedStream:
         """A part of an answer."""
         if answer.attempt != self._attempt or self._phase is not StreamState.REPLAYING:
             return []
+        epoch = answer.bodies[-1].epoch if answer.bodies else 0
+        if epoch < self._answers_epoch:
+            return []  # of the other of two relays; both hear the question
+        if epoch > self._answers_epoch:
+            self._answers, self._answers_epoch = {}, epoch
         self._hear(now)
         self._answers[answer.number] = answer
         self._ask_again_at = now + self._settings.replay_timeout_s
@@ -175,18 +184,31 @@ class RelayedStream:
 
     # Live messages
 
-    def _is_of_now(self, epoch: int, now: float) -> bool:
-        if epoch < self.epoch:
-            self.stats.duplicates += 1
+    def _is_of_now(self, message: Batch | Head, now: float) -> bool:
+        if message.epoch < self.epoch and now < self._heard_at + self._relay_silent_s:
+            self._ignore_older(message, now)
             return False
-        if epoch > self.epoch:
-            if self.epoch:
-                self._drop_blocks(ResyncReason.RESTART, "the relay has begun anew")
-            self.epoch, self._next, self._head = epoch, 0, 0
-            self._waiting.clear()
+        if message.epoch != self.epoch:
+            self._begin_epoch(message.epoch, now)
             self._begin_asking(now)
         self._hear(now)
         return True
+
+    def _ignore_older(self, message: Batch | Head, now: float) -> None:
+        self.stats.duplicates += 1
+        if isinstance(message, Head) and now >= self._epoch_since + self._relay_silent_s:
+            self._out.append(  # nothing is late for so long
+                Complain("two relays publish the events of this engine; one is to be stopped")
+            )
+
+    def _begin_epoch(self, epoch: int, now: float) -> None:
+        if self.epoch:
+            older = "another relay is heard, with an older beginning; the later one is silent"
+            detail = older if epoch < self.epoch else "the relay has begun anew"
+            self._drop_blocks(ResyncReason.RESTART, detail)
+        self.epoch, self._epoch_since = epoch, now
+        self._next, self._head = 0, 0
+        self._waiting.clear()
 
     def _hear(self, now: float) -> None:
         self._heard_at = now
@@ -231,7 +253,7 @@ class RelayedStream:
         self._phase = StreamState.REPLAYING
         self._attempt += 1
         self._tries += 1
-        self._answers = {}
+        self._answers, self._answers_epoch = {}, self.epoch
         self.stats.replays += 1
         self._ask_again_at = now + self._settings.replay_timeout_s
         start = WHOLE_STATE if self._wants_state else self._next
@@ -253,13 +275,8 @@ class RelayedStream:
 
     def _take_answer(self, bodies: list[_Body], now: float) -> None:
         epoch = bodies[-1].epoch
-        if epoch < self.epoch:
-            return  # from before the restart that we know of; the question is asked again
         if epoch > self.epoch:
-            if self.epoch:
-                self._drop_blocks(ResyncReason.RESTART, "the relay has begun anew")
-            self.epoch, self._next = epoch, 0
-            self._waiting.clear()
+            self._begin_epoch(epoch, now)
         for body in bodies:
             if isinstance(body, StatePart):
                 self._deliver_state(body)

@@ -110,6 +110,47 @@ def test_a_higher_epoch_takes_the_blocks_along_and_a_lower_one_is_late() -> None
     assert core.live(batch(5), 1.0) == []
 
 
+def test_the_older_of_two_relays_is_followed_when_the_later_one_is_silent() -> None:
+    """E11: the later one was stopped, or the clock went back and the relay was started again."""
+    core = live_at(5)
+    core.live(head(0, epoch=3), 1.0)
+    core.tick(2.0)
+    assert asked(core.live(head(5), 20.9)) == []
+    assert core.tick(21.0) == [StateChanged(StreamState.CONNECTING)]
+    commands = core.live(head(5), 21.5)
+    (ask,) = asked(commands)
+    assert resyncs(commands) == [ResyncReason.RESTART]
+    assert core.epoch == 1
+    core.answered(Answer(ask.attempt, 0, 1, [StatePart(1, 5, []), head(5)]), 21.5)
+    assert core.state is StreamState.LIVE
+    assert seqnos(core.live(batch(5), 22.0)) == [5]
+    assert resyncs(core.live(head(0, epoch=3), 23.0)) == [ResyncReason.RESTART]
+
+
+def test_two_living_relays_of_one_engine_are_told_of_and_the_later_is_followed() -> None:
+    core = live_at(5)
+    (ask,) = asked(core.live(head(0, epoch=2), 1.0))
+    core.answered(Answer(ask.attempt, 0, 1, [StatePart(2, 0, []), head(0, epoch=2)]), 1.0)
+    assert core.live(head(5), 1.5) == []  # may be late
+    core.live(head(0, epoch=2), 30.0)
+    (complaint,) = core.live(head(5), 30.1)
+    assert isinstance(complaint, Complain)
+    assert "two relays" in complaint.detail
+    assert (core.epoch, core.state) == (2, StreamState.LIVE)
+
+
+def test_answers_of_two_relays_to_one_question_are_not_mixed() -> None:
+    core = RelayedStream(1, SETTINGS)
+    (ask,) = asked(core.connected(0.0))
+    core.answered(Answer(ask.attempt, 0, 2, [batch(0)]), 0.0)
+    core.answered(Answer(ask.attempt, 1, 2, [batch(0, epoch=2), head(1, epoch=2)]), 0.0)
+    assert core.answered(Answer(ask.attempt, 1, 2, [batch(1), head(2)]), 0.0) == []
+    assert core.state is StreamState.REPLAYING
+    commands = core.answered(Answer(ask.attempt, 0, 2, [StatePart(2, 0, [])]), 0.0)
+    assert seqnos(commands) == [0, 0]
+    assert core.epoch == 2
+
+
 def test_a_gap_that_nobody_fills_is_lost_after_some_tries() -> None:
     """E10: routing goes on, and the rank is asked about now and then."""
     core = live_at(5)
