@@ -9,7 +9,7 @@ from pathlib import Path
 
 import uvloop
 
-from kvrouter.config import Config, ConfigError, parse_config, read_toml
+from kvrouter.config import Config, ConfigError, parse_config, read_toml, worker_name
 from kvrouter.relay.wiring import relaying
 
 log = logging.getLogger(__name__)
@@ -20,7 +20,11 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     text = "republish the KV events of vLLM servers on NATS; runs beside them"
     parser = commands.add_parser("relay", help=text, description=f"{text[0].upper()}{text[1:]}.")
     parser.add_argument(
-        "--engine", action="append", metavar="URL", help="a vLLM server; may be given many times"
+        "--engine",
+        action="append",
+        metavar="[NAME=]URL",
+        help="a vLLM server, and the name by which routers know it if that is not its URL's host "
+        "and port; may be given many times",
     )
     parser.add_argument(
         "--nats", action="append", metavar="URL", help="a NATS server; may be given many times"
@@ -46,7 +50,7 @@ def configuration(options: argparse.Namespace) -> Config:
     """The configuration from the file and the flags. Raises ConfigError."""
     tables = read_toml(options.config) if options.config else {}
     if options.engine:
-        tables["workers"] = [{"url": url} for url in options.engine]
+        tables["workers"] = [_worker(engine) for engine in options.engine]
     if options.nats:
         tables["nats"] = {**tables.get("nats", {}), "servers": options.nats}
     config = parse_config(tables)
@@ -57,12 +61,25 @@ def configuration(options: argparse.Namespace) -> Config:
     return config
 
 
+def _worker(engine: str) -> dict[str, str]:
+    """The table of a worker that was given as `URL` or `NAME=URL`."""
+    name, separator, url = engine.partition("=")
+    if separator and "/" not in name:
+        return {"name": name, "url": url}
+    return {"url": engine}
+
+
 async def _relay(config: Config) -> int:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     async with relaying(config):
-        log.info("relaying %s", ", ".join(worker.url for worker in config.workers))
+        for worker in config.workers:
+            log.info(
+                "relaying %s as worker %s: routers must know it by this name",
+                worker.url,
+                worker_name(worker),
+            )
         await stop.wait()
     return 0

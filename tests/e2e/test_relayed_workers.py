@@ -110,11 +110,12 @@ async def test_a_worker_may_be_heard_through_a_relay_and_another_not(server: Nat
 
 async def test_the_relay_command_relays(server: NatsServer) -> None:
     """As a user starts it; killed, and started again beside a warm engine."""
-    async with group(engines=1, routers=1, **relayed(server)) as made:
-        (router,) = made.routers
-        flags = [f"--engine={made.engines[0].url}", f"--nats={server.url}"]
+    async with group(engines=1, routers=0, **relayed(server)) as made:
+        made.tables["workers"] = [{"url": made.engines[0].url, "name": "gpu1"}]
+        flags = [f"--engine=gpu1={made.engines[0].url}", f"--nats={server.url}"]
+        router = await made.add_router()
         async with command("relay", *flags) as relay:
-            await relay.line_with("relaying")
+            await relay.line_with(f"relaying {made.engines[0].url} as worker gpu1")
             await until(lambda: hears(router))
             await made.chat(router, TEXT)
             await until(lambda: sum(blocks(router).values()) > 10)
