@@ -151,6 +151,7 @@ class RelayedEngine:
         self._make_source = make_source
         self._session = session
         self._settings = settings
+        self._problem = ""
 
     async def run(self) -> None:
         """Relay until cancelled. An engine that was gone is learned anew when it is back."""
@@ -163,20 +164,22 @@ class RelayedEngine:
                 self._relay.announce(self.name, self._config.url)
             runs = {f"events of rank {rank}": self._source(rank, at).run for rank, at in endpoints}
             async with background(runs):
-                while await self._came_back() in (None, endpoints):
+                while await self._came_back() == endpoints:
                     pass
             for dp_rank, _ in endpoints:  # it publishes elsewhere: nobody tells of old blocks
                 self._relay.on_resync(WorkerRank(self.name, dp_rank), ResyncReason.RESTART)
 
-    async def _came_back(self) -> list[tuple[int, RankEvents]] | None:
+    async def _came_back(self) -> list[tuple[int, RankEvents]]:
         """Wait until the engine has been gone and is back; what it publishes then."""
         was_gone = False
         while True:
             await asyncio.sleep(self._settings.interval_s)
             is_there = await self._is_healthy()
-            if is_there and was_gone:
-                return await self._learn()
-            was_gone = was_gone or not is_there
+            if not is_there:
+                was_gone = True
+                self._warn_once("it does not answer /health")
+            elif was_gone and (endpoints := await self._learn()) is not None:
+                return endpoints
 
     async def _is_healthy(self) -> bool:
         timeout = aiohttp.ClientTimeout(total=self._settings.timeout_s)
@@ -191,11 +194,26 @@ class RelayedEngine:
         try:
             facts = await learn(self._session, self._config)
         except JoinError as error:
-            log.debug("engine %s: %s", self.name, error)
+            self._warn_once(str(error))
             return None
-        for note in facts.notes:
-            log.debug("engine %s: %s", self.name, note)
-        return [(rank, at) for rank, at in sorted(facts.events.items()) if at is not None]
+        endpoints = [(rank, at) for rank, at in sorted(facts.events.items()) if at is not None]
+        if not endpoints:
+            self._warn_once("; ".join(facts.notes))
+        elif self._problem:
+            log.info("engine %s: its events can be had again", self.name)
+            self._problem = ""
+        return endpoints
+
+    def _warn_once(self, problem: str) -> None:
+        """Say why there may be no events to relay; once, until there are again."""
+        log.log(
+            logging.DEBUG if self._problem else logging.WARNING,
+            "engine %s (%s): its events may be missing: %s",
+            self.name,
+            self._config.url,
+            problem,
+        )
+        self._problem = problem
 
     def _source(self, dp_rank: int, endpoint: RankEvents) -> ZmqSource:
         rank = WorkerRank(self.name, dp_rank)

@@ -1,6 +1,7 @@
 """Routers that hear engines through relays: alone, and beside others that hear them directly."""
 
 import asyncio
+import logging
 import signal
 import time
 from collections.abc import AsyncIterator
@@ -31,6 +32,7 @@ IMPOSSIBLE = (
     ("", "http://127.0.0.1:9"),
     ("long", f"http://{'h' * 100_000}"),
 )
+SERVICE = "kvrouter.relay.service"
 TEXT = "a document that is asked about again and again " * 40
 
 
@@ -167,6 +169,36 @@ async def test_an_engine_whose_events_moved_leaves_no_phantoms(server: NatsServe
             await until(lambda: blocks(late) == blocks(router))
         finally:
             await moved.stop()
+
+
+async def test_a_relay_says_once_that_an_engine_is_gone_and_when_it_is_back(
+    server: NatsServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, logger=SERVICE)
+
+    def lines(level: int) -> list[str]:
+        return [
+            record.getMessage()
+            for record in caplog.records
+            if record.name == SERVICE and record.levelno == level and "engine" in record.msg
+        ]
+
+    async with group(engines=1, routers=0, **relayed(server)) as made:
+        (engine,) = made.engines
+        await engine.kill()
+        async with relay_for(made, server):
+            await until(lambda: len(lines(logging.DEBUG)) > 1)  # it has tried again and again
+            (warning,) = lines(logging.WARNING)
+            assert engine.url in warning
+            assert "/v1/models" in warning
+            await engine.restart()
+            await until(lambda: len(lines(logging.INFO)) == 1)
+            await engine.kill()
+            await until(lambda: len(lines(logging.DEBUG)) > 3)
+            assert "/health" in lines(logging.WARNING)[1]
+            await engine.restart()
+            await until(lambda: len(lines(logging.INFO)) == 2)
+        assert len(lines(logging.WARNING)) == 2
 
 
 async def test_workers_come_and_go_as_relays_announce_them(server: NatsServer) -> None:
