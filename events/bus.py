@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
 
 Hear: TypeAlias = Callable[[bytes], None]
-"""Called with each payload that comes, on the event loop; must not block or raise."""
+"""Called with each payload that comes, on the event loop; must not block or raise.
+What was published by oneself may be among them."""
 
 
 class Bus(Protocol):

@@ -35,11 +35,14 @@ class NatsBus:
         self._link.publish(self._subjects.mail(to), payload)
 
     async def run(self, hear: Hear) -> None:
-        """Listen until cancelled."""
+        """Listen until cancelled.
+
+        What we publish comes back and is passed on: on its subject speaks also another process
+        that has our name, if there is one, and only the message tells the two apart.
+        """
 
         def take(message: Received) -> None:
-            if message.subject != self._to_all:
-                hear(message.payload)
+            hear(message.payload)
 
         topics = (self._subjects.all_bookings, self._subjects.mail(self.name))
         subscriptions = [self._link.subscribe(subject, take) for subject in topics]

@@ -30,6 +30,7 @@ from events.replica import (
     encode_message,
 )
 from events.replica.mirror import Command
+from events.sparingly import Sparingly
 from kvrouter.shared_load import SharedLoad
 
 log = logging.getLogger(__name__)
@@ -38,6 +39,7 @@ TICK_S = 0.1
 STATE_PAUSE_S = 0.02
 STATE_SHARE = 0.05
 """Of our time, what making states may take."""
+_COMPLAIN_EVERY_S = 60.0
 
 
 class Company(StrEnum):
@@ -94,6 +96,7 @@ class Replication:
         self._is_over = False
         self._asked_by: set[str] = set()
         self._state_not_before = 0.0
+        self._namesake_lines = Sparingly(_COMPLAIN_EVERY_S)
 
     @property
     def company(self) -> Company:
@@ -204,7 +207,14 @@ class Replication:
             if message.replica != self.ledger.replica:
                 self.on_index(message)
             return
+        namesakes = self.mirror.stats.namesakes
         self._do(self.mirror.hear(message, now), now)
+        if self.mirror.stats.namesakes > namesakes and self._namesake_lines.due(now):
+            log.warning(
+                "replicas: another running router is named %s too, and neither sees the other's "
+                "requests: give each a replicas.name of its own, or none",
+                self.ledger.replica,
+            )
 
     def _do(self, commands: list[Command], now: float) -> None:
         shared = self.shared
