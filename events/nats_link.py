@@ -18,6 +18,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import nats.errors
+import nkeys  # type: ignore[import-untyped]  # it has no types
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
@@ -235,7 +236,7 @@ class NatsLink:
                 lame_duck_mode_cb=self._gone,
                 skip_subject_validation=True,
             )
-        except (OSError, TimeoutError, nats.errors.Error, ValueError) as error:
+        except (OSError, TimeoutError, nats.errors.Error, nkeys.NkeysError, ValueError) as error:
             self._cannot_connect(server, client.last_error or error)
             await _closed(client)
             return None
@@ -353,6 +354,8 @@ async def _closed(client: Client) -> None:
             await client.close()
     except (OSError, TimeoutError, nats.errors.Error):
         pass
+    except AssertionError:
+        pass  # the library's word for: it had not even begun, as without a readable seed
 
 
 def _tls(settings: NatsSettings) -> ssl.SSLContext | None:

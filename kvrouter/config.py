@@ -46,6 +46,10 @@ TokenizerBackend = Literal["auto", "hf", "remote", "bytes"]
 PolicyName = Literal["kv", "kv_blocks", "round_robin", "random", "least_requests", "least_tokens"]
 
 
+_BEATS_A_LEASE = 3
+"""One may be lost and the next late, and the replica is still not forgotten."""
+
+
 class ConfigError(Exception):
     """The configuration cannot be used; the message says which field and why."""
 
@@ -291,7 +295,7 @@ class ReplicaConfig(_Section, frozen=True, kw_only=True):
     beat_s: PositiveFloat = 0.5
     """How often each says that it lives."""
     lease_s: PositiveFloat = 5.0
-    """A replica that was not heard for so long is forgotten with its bookings."""
+    """A replica that was not heard for so long is forgotten with its bookings: 3 beats or more."""
     warm_start: bool = True
     """Ask them first what an engine has cached, when its events are followed from now on."""
 
@@ -405,6 +409,8 @@ def parse_config(tables: dict[str, Any]) -> Config:
     config = msgspec.convert(tables, Config)
     _check_names(config)
     _check_tls(config)
+    _check_nats(config.nats)
+    _check_replicas(config.replicas)
     _check_balancers(config.server)
     _check_policy(tables.get("policy", {}))
     server = config.server
@@ -469,6 +475,29 @@ def _check_tls(config: Config) -> None:
         raise ConfigError("server.admin_tls_cert: is missing beside the other fields about TLS")
     if engines.cert is None and engines.key is not None:
         raise ConfigError("engine_tls.cert: is missing beside its key")
+
+
+def _check_nats(nats: NatsConfig) -> None:
+    if nats.tls_cert is None and nats.tls_key is not None:
+        raise ConfigError("nats.tls_cert: is missing beside its key")
+    if (nats.user is None) != (nats.password is None):
+        missing = "user" if nats.user is None else "password"
+        raise ConfigError(f"nats.{missing}: is missing: user and password belong together")
+    ways = [
+        name
+        for name in ("user", "token", "credentials", "nkey_seed")
+        if getattr(nats, name) is not None
+    ]
+    if len(ways) > 1:
+        raise ConfigError(f"nats.{ways[1]}: there is {ways[0]} already: give one of them")
+
+
+def _check_replicas(replicas: ReplicaConfig) -> None:
+    if replicas.lease_s < _BEATS_A_LEASE * replicas.beat_s:
+        raise ConfigError(
+            f"replicas.lease_s: {replicas.lease_s:g} is too short for beat_s = "
+            f"{replicas.beat_s:g}: give {_BEATS_A_LEASE} beats or more"
+        )
 
 
 def _check_balancers(server: ServerConfig) -> None:

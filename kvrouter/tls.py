@@ -41,10 +41,10 @@ class ServerTls:
     def _load(self) -> ssl.SSLContext:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.set_alpn_protocols(["http/1.1"])
-        _load_chain(context, f"{self._prefix}cert", self.path, self._key)
+        load_chain(context, f"{self._prefix}cert", self.path, self._key)
         if self._client_ca is not None:
             context.verify_mode = ssl.CERT_REQUIRED
-            _load_authorities(context, f"{self._prefix}client_ca", self._client_ca)
+            load_authorities(context, f"{self._prefix}client_ca", self._client_ca)
         return context
 
 
@@ -70,20 +70,22 @@ def engine_tls(config: EngineTlsConfig) -> ssl.SSLContext:
         context = ssl.create_default_context()
     else:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        _load_authorities(context, "engine_tls.ca", config.ca)
+        load_authorities(context, "engine_tls.ca", config.ca)
     if config.cert is not None:
-        _load_chain(context, "engine_tls.cert", config.cert, config.key)
+        load_chain(context, "engine_tls.cert", config.cert, config.key)
     return context
 
 
-def _load_chain(context: ssl.SSLContext, field: str, cert: str, key: str | None) -> None:
+def load_chain(context: ssl.SSLContext, field: str, cert: str, key: str | None) -> None:
+    """Take this certificate as ours. Raises ConfigError that names `field`."""
     try:
         context.load_cert_chain(cert, key)
     except OSError as error:  # SSLError is one
         raise ConfigError(f"{field}: {cert} and its key: {_reason(error)}") from error
 
 
-def _load_authorities(context: ssl.SSLContext, field: str, path: str) -> None:
+def load_authorities(context: ssl.SSLContext, field: str, path: str) -> None:
+    """Trust those of this file. Raises ConfigError that names `field`."""
     try:
         context.load_verify_locations(path)
     except OSError as error:

@@ -5,6 +5,8 @@ import sys
 from pathlib import Path
 
 from kvrouter.config import parse_config, read_toml, worker_name
+from kvrouter.nats_files import check_nats_files
+from kvrouter.tls import admin_tls, engine_tls, server_tls
 
 
 def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -16,8 +18,15 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Check the file; returns 0 when it is right. Raises ConfigError."""
+    """Check the file, and those it names for TLS and NATS; returns 0 when all are right.
+
+    Raises ConfigError.
+    """
     config = parse_config(read_toml(options.file))
+    server_tls(config.server)
+    admin_tls(config.server)
+    engine_tls(config.engine_tls)
+    check_nats_files(config.nats)
     names = ", ".join(worker_name(worker) for worker in config.workers) or "none"
     sys.stdout.write(f"{options.file} is right. Policy: {config.policy.name}; workers: {names}\n")
     return 0

@@ -10,6 +10,7 @@ from pathlib import Path
 import uvloop
 
 from kvrouter.config import Config, ConfigError, parse_config, read_toml, worker_name
+from kvrouter.nats_files import check_nats_files
 from kvrouter.relay.wiring import relaying
 
 log = logging.getLogger(__name__)
@@ -43,7 +44,9 @@ def run(options: argparse.Namespace) -> int:
         stream=sys.stderr,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
-    return uvloop.run(_relay(configuration(options)))
+    config = configuration(options)
+    check_nats_files(config.nats)
+    return uvloop.run(_relay(config))
 
 
 def configuration(options: argparse.Namespace) -> Config:

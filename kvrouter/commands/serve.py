@@ -22,6 +22,7 @@ from kvrouter.config import (
     read_toml,
 )
 from kvrouter.heap import Heap
+from kvrouter.nats_files import check_nats_files
 from kvrouter.processes.running import Processes, processes
 from kvrouter.processes.seat import Seat
 from kvrouter.startup import StartError, raise_file_limit
@@ -119,6 +120,7 @@ def run(options: argparse.Namespace) -> int:
     logging.getLogger("kvrouter.access").setLevel(access_level)
     if not (config.workers or config.nats.discover):
         raise ConfigError("workers: give at least one --worker URL, or [[workers]] in --config")
+    check_nats_files(config.nats)
     files = raise_file_limit()
     if files < FEW_FILES:
         log.warning("only %d open files are allowed: raise the limit with ulimit -n", files)

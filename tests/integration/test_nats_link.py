@@ -149,6 +149,17 @@ async def test_subjects_that_are_not_allowed_are_counted(tmp_path: Path) -> None
             assert link.is_connected
 
 
+async def test_a_seed_that_is_gone_is_a_connection_that_fails(tmp_path: Path) -> None:
+    """A secret that is being replaced is not there for a moment."""
+    link = link_to("nats://127.0.0.1:1", nkey_seed=str(tmp_path / "seed"))
+    async with running(link):
+        await eventually(lambda: link.stats.failed_connects > 1)
+        (tmp_path / "seed").write_text("SUAnot")
+        before = link.stats.failed_connects
+        await eventually(lambda: link.stats.failed_connects > before + 1)
+    assert "seed" in link.problem.lower()
+
+
 def test_a_settings_error_is_an_error_at_start() -> None:
     with pytest.raises(FileNotFoundError):
         link_to("tls://localhost:1", tls_ca="/no/such/file")

@@ -58,3 +58,20 @@ def test_a_file_that_is_missing_or_no_toml_is_a_clear_error(tmp_path: Path) -> N
     broken.write_text("[policy\nw = 1")
     with pytest.raises(ConfigError, match=r"broken\.toml"):
         read_toml(broken)
+
+
+@pytest.mark.parametrize(
+    ("tables", "text"),
+    [
+        ({"nats": {"token": "t", "nkey_seed": "f"}}, "nats.nkey_seed: there is token already"),
+        ({"nats": {"user": "u", "password": "p", "token": "t"}}, "nats.token: there is user"),
+        ({"nats": {"user": "u"}}, "nats.password: is missing"),
+        ({"nats": {"password": "p"}}, "nats.user: is missing"),
+        ({"nats": {"tls_key": "f"}}, "nats.tls_cert: is missing"),
+        ({"replicas": {"beat_s": 8.0, "lease_s": 3.0}}, "replicas.lease_s: 3 is too short"),
+        ({"replicas": {"beat_s": 8.0}}, "replicas.lease_s: 5 is too short for beat_s = 8"),
+    ],
+)
+def test_what_cannot_go_together_is_refused(tables: dict[str, object], text: str) -> None:
+    assert problem(tables).startswith(text)
+    assert parse_config({"replicas": {"beat_s": 1.0, "lease_s": 3.0}}).replicas.lease_s == 3.0
