@@ -22,9 +22,12 @@ import nkeys  # type: ignore[import-untyped]  # it has no types
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from events.sparingly import TOLD_AT_ONCE, Sparingly
+
 log = logging.getLogger(__name__)
 
 MAX_UNSENT_BYTES = 32 * 2**20
+_COMPLAIN_EVERY_S = 60.0
 
 
 class Received(NamedTuple):
@@ -146,6 +149,8 @@ class NatsLink:
         self._unsent_bytes = 0
         self._wake = asyncio.Event()
         self._lost = asyncio.Event()
+        self._refusals = Sparingly(_COMPLAIN_EVERY_S, burst=TOLD_AT_ONCE)
+        self._failures = Sparingly(_COMPLAIN_EVERY_S, burst=TOLD_AT_ONCE)
 
     @property
     def is_connected(self) -> bool:
@@ -247,7 +252,8 @@ class NatsLink:
     def _cannot_connect(self, server: str, error: Exception) -> None:
         self.stats.failed_connects += 1
         problem = f"{_without_password(server)}: {_words(error)}"
-        if problem != self.problem:
+        # Of several servers that are all gone each has a problem of its own, again and again.
+        if problem != self.problem and self._failures.due(time.monotonic()):
             log.warning("no connection to NATS: %s", problem)
         self.problem = problem
 
@@ -260,7 +266,9 @@ class NatsLink:
             self.stats.slow += 1
         elif "permissions violation" in str(error).lower():
             self.stats.refused += 1
-            log.warning("NATS: %s", error)
+            times = self._refusals.due(time.monotonic())
+            if times:
+                log.warning("NATS: %s (%d such since the last line)", error, times)
             self.problem = str(error)
         else:
             log.debug("NATS: %r", error)

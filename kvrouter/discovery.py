@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 
 from events.announce import Announced, MalformedAnnouncement, decode_announcement
 from events.nats_link import NatsLink, Received
+from events.sparingly import Sparingly
 from events.subjects import Subjects
 from kvrouter.config import ConfigError, announced_worker
 from kvrouter.fleet import Fleet
@@ -16,6 +17,7 @@ from kvrouter.workers import Worker, WorkerState
 log = logging.getLogger(__name__)
 
 TICK_S = 0.25
+_COMPLAIN_EVERY_S = 60.0
 
 MakeKeeper = Callable[[Worker], Callable[[], Awaitable[None]]]
 
@@ -35,6 +37,7 @@ class Discovery:
         self._make_keeper = make_keeper
         self._announced = Announced()
         self._kept: dict[str, tuple[str, asyncio.Task[None]]] = {}
+        self._complaints = Sparingly(_COMPLAIN_EVERY_S)
 
     async def run(self) -> None:
         """Follow the announcements until cancelled."""
@@ -62,14 +65,24 @@ class Discovery:
         try:
             announcement = decode_announcement(message.payload)
         except MalformedAnnouncement as error:
-            log.warning("an announcement that cannot be read: %s", error)
+            self._complain(message, str(error))
             return
         try:
             announced_worker(announcement.worker, announcement.url)
         except ConfigError as error:
-            log.warning("an announcement of a worker that cannot be: %s", error)
+            self._complain(message, str(error))
             return
         self._announced.heard(announcement, time.monotonic())
+
+    def _complain(self, message: Received, detail: str) -> None:
+        times = self._complaints.due(time.monotonic())
+        if times:
+            log.warning(
+                "%s: an announcement of a worker that cannot be: %s (%d such since the last line)",
+                message.subject,
+                detail,
+                times,
+            )
 
     def _answering(self) -> set[str]:
         workers = self._fleet.workers

@@ -97,6 +97,7 @@ class Replication:
         self._asked_by: set[str] = set()
         self._state_not_before = 0.0
         self._namesake_lines = Sparingly(_COMPLAIN_EVERY_S)
+        self._malformed_lines = Sparingly(_COMPLAIN_EVERY_S)
 
     @property
     def company(self) -> Company:
@@ -191,13 +192,20 @@ class Replication:
     # Following
 
     def _hear(self, payload: bytes) -> None:
+        now = self._clock()
         try:
             message = decode_message(payload)
         except MalformedMessage as error:
             self.stats.malformed += 1
-            log.debug("a message that is none: %s", error)
+            times = self._malformed_lines.due(now)
+            if times:
+                log.warning(
+                    "replicas: a message that is none, of another version perhaps: %s "
+                    "(%d such since the last line)",
+                    error,
+                    times,
+                )
             return
-        now = self._clock()
         if isinstance(message, Ask):
             if message.replica != self.ledger.replica and message.of in ("", self.ledger.replica):
                 self._asked_by.add(message.replica)

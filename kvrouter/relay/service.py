@@ -16,6 +16,7 @@ from events import EventBatch, WorkerRank
 from events.announce import Announcement, encode_announcement
 from events.nats_link import NatsLink, Received
 from events.relayed import HEAD_S, Head, MalformedRelayed, Want, decode, encode
+from events.sparingly import Sparingly
 from events.stream import ResyncReason, StreamState
 from events.subjects import Subjects
 from events.zmq_source import EventSink, ZmqSource
@@ -28,6 +29,7 @@ from kvrouter.worker_url import http_base, socket_path
 log = logging.getLogger(__name__)
 
 _BEATS_AN_ANNOUNCEMENT = 4
+_COMPLAIN_EVERY_S = 60.0
 
 LEASE_S = 6.0
 """How long an announced worker is believed to be there after its relay's last word."""
@@ -45,6 +47,7 @@ class Relay:
         self._link = link
         self._subjects = subjects
         self._engines: dict[str, str] = {}
+        self._complaints = Sparingly(_COMPLAIN_EVERY_S)
         link.watch(self._link_changed)
         link.subscribe(subjects.who, self._asked_who)
 
@@ -113,7 +116,15 @@ class Relay:
         try:
             want = decode(message.payload)
         except MalformedRelayed as error:
-            log.warning("a request that cannot be read: %s", error)
+            times = self._complaints.due(time.monotonic())
+            if times:
+                log.warning(
+                    "%s/%d: a request that cannot be read: %s (%d such since the last line)",
+                    rank.worker,
+                    rank.dp_rank,
+                    error,
+                    times,
+                )
             return
         if not isinstance(want, Want) or not message.reply:
             return

@@ -135,7 +135,9 @@ async def test_a_password_is_needed_where_the_server_wants_one(right: bool) -> N
             assert "secret" not in link.problem
 
 
-async def test_subjects_that_are_not_allowed_are_counted(tmp_path: Path) -> None:
+async def test_subjects_that_are_not_allowed_are_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     config = tmp_path / "nats.conf"
     config.write_text(
         'authorization { users = [ { user: u, password: p, permissions: { publish: "ok" } } ] }'
@@ -146,7 +148,11 @@ async def test_subjects_that_are_not_allowed_are_counted(tmp_path: Path) -> None
             link.publish("ok", b"")
             link.publish("no", b"")
             await eventually(lambda: link.stats.refused == 1)
+            for _ in range(100):
+                link.publish("no", b"")
+            await eventually(lambda: link.stats.refused == 101)
             assert link.is_connected
+    assert 0 < sum("violation" in each.getMessage().lower() for each in caplog.records) < 10
 
 
 async def test_a_seed_that_is_gone_is_a_connection_that_fails(tmp_path: Path) -> None:
