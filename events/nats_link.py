@@ -149,6 +149,7 @@ class NatsLink:
         self._unsent_bytes = 0
         self._wake = asyncio.Event()
         self._lost = asyncio.Event()
+        self._is_sent_away = False
         self._refusals = Sparingly(_COMPLAIN_EVERY_S, burst=TOLD_AT_ONCE)
         self._failures = Sparingly(_COMPLAIN_EVERY_S, burst=TOLD_AT_ONCE)
 
@@ -220,6 +221,7 @@ class NatsLink:
         client = _Client(must_encrypt=must_encrypt)
         settings = self._settings
         self._lost.clear()
+        self._is_sent_away = False
         try:
             await client.connect(
                 servers=[server],
@@ -238,7 +240,7 @@ class NatsLink:
                 error_cb=self._failed,
                 disconnected_cb=self._gone,
                 closed_cb=self._gone,
-                lame_duck_mode_cb=self._gone,
+                lame_duck_mode_cb=self._sent_away,
                 skip_subject_validation=True,
             )
         except (OSError, TimeoutError, nats.errors.Error, nkeys.NkeysError, ValueError) as error:
@@ -256,6 +258,10 @@ class NatsLink:
         if problem != self.problem and self._failures.due(time.monotonic()):
             log.warning("no connection to NATS: %s", problem)
         self.problem = problem
+
+    async def _sent_away(self) -> None:
+        self._is_sent_away = True
+        await self._gone()
 
     async def _gone(self) -> None:
         self._lost.set()
@@ -290,9 +296,11 @@ class NatsLink:
                 self._wake.clear()
                 if not self._todo and not self._lost.is_set():
                     await self._wake.wait()
+            self.problem = f"{self.server_address}: {self._why_lost(client)}"
         except (OSError, TimeoutError, nats.errors.Error) as error:
-            self.problem = f"{_without_password(self.server)}: {_words(error)}"
+            self.problem = f"{self.server_address}: {_words(error)}"
         except asyncio.CancelledError:
+            self.problem = ""
             await self._say_last_words(client)
             raise
         finally:
@@ -300,6 +308,12 @@ class NatsLink:
                 subscription.on_server = None
             self._change(LinkState.LOST)
             await _closed(client)
+
+    def _why_lost(self, client: Client) -> str:
+        if self._is_sent_away:
+            return "the server is about to stop"
+        error = client.last_error
+        return "the server has closed the connection" if error is None else _words(error)
 
     async def _say_last_words(self, client: Client) -> None:
         try:
@@ -313,8 +327,8 @@ class NatsLink:
         if self.state is state:
             return
         self.state, self.state_since = state, time.time()
-        level = logging.INFO if state is LinkState.CONNECTED else logging.WARNING
-        log.log(level, "NATS %s: %s %s", state, _without_password(self.server), self.problem)
+        level = logging.WARNING if self.problem else logging.INFO  # none where we are to stop
+        log.log(level, "NATS %s: %s", state, self.problem or self.server_address)
         for changed in list(self._watchers):
             changed(connected=state is LinkState.CONNECTED)
 

@@ -89,7 +89,8 @@ class Replication:
         """Told of what other replicas want, or tell, of engines' blocks."""
         self.beat_s = beat_s
         self._clock = clock
-        self._company = Company.ALONE
+        self._company = self._said = Company.ALONE
+        self._known: frozenset[str] = frozenset()
         self.company_since = time.time()
         """The wall clock's time of its last change."""
         self._is_flush_due = False
@@ -134,18 +135,32 @@ class Replication:
                 self.shared.tidy(now)
             self._do(self.mirror.tick(now), now)
             self._answer(now)
+            self._note_others()
             self._note_company()
             await asyncio.sleep(TICK_S)
         hearing.result()
+
+    def _note_others(self) -> None:
+        heard = frozenset(self.mirror.replicas())
+        if heard == self._known:
+            return
+        for name in sorted(heard - self._known):
+            log.info("replicas: %s has joined", name)
+        for name in sorted(self._known - heard):
+            log.info("replicas: %s is gone, and its bookings with it", name)
+        self._known = heard
 
     def _note_company(self) -> None:
         company = self.company
         if company is self._company:
             return
-        if Company.ALONE in (company, self._company):
-            log.warning("replicas: %s (%d heard)", company, len(self.mirror.replicas()))
         self._company = company
         self.company_since = time.time()
+        if company in (Company.CATCHING_UP, self._said):
+            return  # a message was lost, and is asked for: that is counted, and soon over
+        self._said = company
+        level = logging.WARNING if company is Company.ALONE else logging.INFO
+        log.log(level, "replicas: %s (others heard: %d)", company, len(self._known))
 
     # Telling
 

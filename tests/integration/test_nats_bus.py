@@ -82,3 +82,30 @@ async def test_garbage_by_the_thousand_is_a_line_each_not_a_flood(
     words = [each.getMessage() for each in caplog.records]
     for what in ("an announcement", "a request that cannot", "a message that is none"):
         assert sum(what in each for each in words) == 1, words
+
+
+async def test_a_healthy_start_is_told_without_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+
+    def told(text: str) -> bool:
+        return any(text in each.getMessage() for each in caplog.records)
+
+    async with nats_server() as server:
+        here, there = link_to(server.url), link_to(server.url)
+        one, two = replica(here, "one", 1), replica(there, "two", 1)
+        async with connected(here, there), running(one):
+            await eventually(lambda: told("replicas: single (others heard: 0)"))
+            async with running(two):
+                await eventually(lambda: told("replicas: two has joined"))
+                await eventually(lambda: told("replicas: shared (others heard: 1)"))
+            await eventually(lambda: told("replicas: two is gone"))
+        assert not [each for each in caplog.records if each.levelno >= logging.WARNING]
+        async with connected(here), running(one):
+            await server.stop()
+            await eventually(lambda: told("replicas: alone"))
+    lines = [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
+    lost = f"NATS lost: {server.url}: "
+    assert any(each.startswith(lost) and len(each) > len(lost) for each in lines), "with a reason"
+    assert any(each.startswith("replicas: alone") for each in lines)
