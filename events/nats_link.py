@@ -12,10 +12,11 @@ import random
 import ssl
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple, Protocol, TypeAlias
+from urllib.parse import unquote
 
 import nats.errors
 import nkeys  # type: ignore[import-untyped]  # it has no types
@@ -49,6 +50,14 @@ class Changed(Protocol):
         """It has come, and all subscriptions stand; or it is gone."""
 
 
+class _Login(NamedTuple):
+    """Who we are to a server: user and password, or a token, or nobody."""
+
+    user: str | None
+    password: str | None
+    token: str | None
+
+
 class LinkState(StrEnum):
     """Whether there is a connection."""
 
@@ -64,6 +73,8 @@ class NatsSettings:
     `credentials` is a .creds file, `nkey_seed` a file with a seed. With any of the TLS files, or a
     tls:// server, the connection is encrypted or not made; the server's certificate is checked
     against `tls_ca` (or the system's authorities), and `tls_cert` with `tls_key` is ours.
+    `servers` may have a user and password, or a token, before an `@`: percent-encoded, and of the
+    first that has them where another one has none, as those have that the cluster tells of.
     `learn_servers`: also use the servers that the cluster tells of.
     """
 
@@ -141,7 +152,10 @@ class NatsLink:
         self.server = ""
         self.max_payload = 2**20
         self._settings = settings
-        self._servers = deque(settings.servers)
+        self._servers = deque(map(_without_login, settings.servers))
+        self._logins = _logins(settings.servers)
+        given = _Login(settings.user, settings.password, settings.token)
+        self._usual_login = next(iter(self._logins.values()), given)
         self._tls = _tls(settings)
         self._subscriptions: dict[Subscription, None] = {}
         self._watchers: list[Changed] = []
@@ -157,11 +171,6 @@ class NatsLink:
     def is_connected(self) -> bool:
         """Whether what is published now is sent."""
         return self.state is LinkState.CONNECTED
-
-    @property
-    def server_address(self) -> str:
-        """The server of the latest connection, without a password."""
-        return _without_password(self.server)
 
     def watch(self, changed: Changed) -> None:
         """Call this when the connection comes and goes."""
@@ -220,6 +229,11 @@ class NatsLink:
         must_encrypt = self._tls is not None or server.startswith("tls://")
         client = _Client(must_encrypt=must_encrypt)
         settings = self._settings
+        login = self._logins.get(server, self._usual_login)
+
+        async def learn() -> None:
+            self._learn_servers(client)
+
         self._lost.clear()
         self._is_sent_away = False
         try:
@@ -231,15 +245,16 @@ class NatsLink:
                 reconnect_time_wait=0,
                 connect_timeout=settings.connect_timeout_s,  # type: ignore[arg-type]  # any number will do
                 ping_interval=settings.ping_s,  # type: ignore[arg-type]  # likewise
-                user=settings.user,
-                password=settings.password,
-                token=settings.token,
+                user=login.user,
+                password=login.password,
+                token=login.token,
                 user_credentials=settings.credentials,
                 nkeys_seed=settings.nkey_seed,
                 tls=self._tls,
                 error_cb=self._failed,
                 disconnected_cb=self._gone,
                 closed_cb=self._gone,
+                discovered_server_cb=learn,
                 lame_duck_mode_cb=self._sent_away,
                 skip_subject_validation=True,
             )
@@ -253,7 +268,7 @@ class NatsLink:
 
     def _cannot_connect(self, server: str, error: Exception) -> None:
         self.stats.failed_connects += 1
-        problem = f"{_without_password(server)}: {_words(error)}"
+        problem = f"{server}: {_words(error)}"
         # Of several servers that are all gone each has a problem of its own, again and again.
         if problem != self.problem and self._failures.due(time.monotonic()):
             log.warning("no connection to NATS: %s", problem)
@@ -296,9 +311,9 @@ class NatsLink:
                 self._wake.clear()
                 if not self._todo and not self._lost.is_set():
                     await self._wake.wait()
-            self.problem = f"{self.server_address}: {self._why_lost(client)}"
+            self.problem = f"{self.server}: {self._why_lost(client)}"
         except (OSError, TimeoutError, nats.errors.Error) as error:
-            self.problem = f"{self.server_address}: {_words(error)}"
+            self.problem = f"{self.server}: {_words(error)}"
         except asyncio.CancelledError:
             self.problem = ""
             await self._say_last_words(client)
@@ -328,18 +343,19 @@ class NatsLink:
             return
         self.state, self.state_since = state, time.time()
         level = logging.WARNING if self.problem else logging.INFO  # none where we are to stop
-        log.log(level, "NATS %s: %s", state, self.problem or self.server_address)
+        log.log(level, "NATS %s: %s", state, self.problem or self.server)
         for changed in list(self._watchers):
             changed(connected=state is LinkState.CONNECTED)
 
     def _learn_servers(self, client: Client) -> None:
-        """The other servers of the cluster."""
+        """The other servers of the cluster; they encrypt if the one does that tells of them."""
         if not self._settings.learn_servers:
             return
         known = {_address(server) for server in self._servers}
+        scheme = self._servers[-1].partition("://")[0]
         for found in client.discovered_servers:
             if found.netloc not in known:
-                self._servers.appendleft(found.geturl())
+                self._servers.appendleft(f"{scheme}://{found.netloc}")
 
     async def _send(self, client: Client) -> None:
         while self._todo:
@@ -389,6 +405,19 @@ def _tls(settings: NatsSettings) -> ssl.SSLContext | None:
     return context
 
 
+def _logins(servers: Iterable[str]) -> dict[str, _Login]:
+    """What stands before an `@`, by server."""
+    logins: dict[str, _Login] = {}
+    for server in servers:
+        before, at, _ = server.partition("//")[2].rpartition("@")
+        user, colon, password = before.partition(":")
+        if colon:
+            logins[_without_login(server)] = _Login(unquote(user), unquote(password), None)
+        elif at:
+            logins[_without_login(server)] = _Login(None, None, unquote(user))
+    return logins
+
+
 def _words(error: Exception) -> str:
     return str(error) or type(error).__name__
 
@@ -397,5 +426,5 @@ def _address(server: str) -> str:
     return server.rpartition("//")[2].rpartition("@")[2].rstrip("/")
 
 
-def _without_password(server: str) -> str:
-    return f"{server.partition('//')[0]}//{_address(server)}" if server else ""
+def _without_login(server: str) -> str:
+    return f"{server.partition('//')[0]}//{_address(server)}"

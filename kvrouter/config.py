@@ -254,7 +254,8 @@ class NatsConfig(_Section, frozen=True, kw_only=True):
     """NATS: what replicas tell one another, and the events of workers that have a relay."""
 
     servers: list[NatsUrl] = []
-    """One or more of a cluster. Without any, NATS is not used."""
+    """One or more of a cluster. Without any, NATS is not used. `nats://USER:PASSWORD@host:port`,
+    with `%40` for an `@` and so on, is the same as `user` and `password`, for all servers."""
     learn_servers: bool = True
     """Use the others of the cluster too; False where their addresses don't work from here."""
     prefix: Annotated[str, Meta(pattern=r"^[\w-]+$", description="letters, digits, _ and -")] = (
@@ -483,13 +484,15 @@ def _check_nats(nats: NatsConfig) -> None:
     if (nats.user is None) != (nats.password is None):
         missing = "user" if nats.user is None else "password"
         raise ConfigError(f"nats.{missing}: is missing: user and password belong together")
-    ways = [
+    in_servers = ["servers"] if any("@" in server for server in nats.servers) else []
+    ways = in_servers + [
         name
         for name in ("user", "token", "credentials", "nkey_seed")
         if getattr(nats, name) is not None
     ]
     if len(ways) > 1:
-        raise ConfigError(f"nats.{ways[1]}: there is {ways[0]} already: give one of them")
+        first = "a user in servers" if in_servers else ways[0]
+        raise ConfigError(f"nats.{ways[1]}: there is {first} already: give one of them")
 
 
 def _check_replicas(replicas: ReplicaConfig) -> None:

@@ -19,7 +19,7 @@ def replicas(sharing: Sharing | None, link: NatsLink | None) -> dict[str, Any]:
         report["nats"] = {
             "state": link.state.value,
             "since": _time(link.state_since),
-            "server": link.server_address,
+            "server": link.server,
             "problem": link.problem,
         }
     return report

@@ -110,17 +110,22 @@ async def test_another_server_is_tried_when_one_is_gone() -> None:
             await eventually(lambda: link.is_connected and link.server != used.url)
 
 
-async def test_the_other_servers_of_a_cluster_are_learned() -> None:
+async def test_the_other_servers_of_a_cluster_are_learned_and_know_us_too() -> None:
+    """The URL's user and password are for all servers, also for those it does not name."""
     ports = [free_port(), free_port()]
     routes = ",".join(f"nats://127.0.0.1:{port}" for port in ports)
     cluster = [
-        ("--cluster_name", "c", "--cluster", f"nats://127.0.0.1:{port}", "--routes", routes)
+        (
+            *("--cluster_name", "c", "--cluster", f"nats://127.0.0.1:{port}", "--routes", routes),
+            *("--user", "u", "--pass", "s@cret"),
+        )
         for port in ports
     ]
     async with nats_server(*cluster[0]) as first, nats_server(*cluster[1]) as second:
-        link = link_to(first.url)
+        link = link_to(first.url.replace("//", "//u:s%40cret@"))
         async with running(link):
-            await eventually(lambda: link.is_connected)
+            await eventually(lambda: link.is_connected and len(link._servers) > 1)
+            assert "cret" not in link.server
             await first.stop()
             await eventually(lambda: link.is_connected and link.server == second.url, within_s=20)
 

@@ -65,6 +65,10 @@ def test_a_file_that_is_missing_or_no_toml_is_a_clear_error(tmp_path: Path) -> N
     [
         ({"nats": {"token": "t", "nkey_seed": "f"}}, "nats.nkey_seed: there is token already"),
         ({"nats": {"user": "u", "password": "p", "token": "t"}}, "nats.token: there is user"),
+        (
+            {"nats": {"servers": ["nats://u:p@h:1"], "token": "t"}},
+            "nats.token: there is a user in servers already",
+        ),
         ({"nats": {"user": "u"}}, "nats.password: is missing"),
         ({"nats": {"password": "p"}}, "nats.user: is missing"),
         ({"nats": {"tls_key": "f"}}, "nats.tls_cert: is missing"),
