@@ -3,14 +3,26 @@
 Every message names its sender by `replica` (a name that no two running replicas share) and `epoch`
 (of two processes with one name, the later one has the higher). Fields may be added at the end of
 each; what an older replica does not know it ignores.
+
+Whoever decodes a message can rely on its numbers: those that cannot be make it malformed.
 """
 
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 import msgspec
-from msgspec import Struct, msgpack
+from msgspec import Meta, Struct, msgpack
 
 from events.history import Position
+from events.replica.sampling import HASH_BYTES, MAX_SAMPLES
+
+MAX_BLOCK_SIZE = 2**24
+"""In tokens."""
+MAX_PARTS = 2**16
+
+_MAX = 2**62
+
+Count: TypeAlias = Annotated[int, Meta(ge=0, le=_MAX)]
+Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=1024)]
 
 
 class MalformedMessage(ValueError):  # noqa: N818  the name says what it is
@@ -26,16 +38,16 @@ class Booking(Struct, array_like=True, frozen=True, gc=False):
     samples don't stand for: the rest of the prompt, and output. `age_ms` is since it was booked.
     """
 
-    lease: int
-    worker: str
-    dp_rank: int
-    block_size: int
-    prefill_tokens: int
+    lease: Count
+    worker: Name
+    dp_rank: Count
+    block_size: Annotated[int, Meta(ge=1, le=MAX_BLOCK_SIZE)]
+    prefill_tokens: Count
     waiting: bool
-    own_blocks: int
-    cached_samples: int
-    samples: bytes
-    age_ms: int = 0
+    own_blocks: Count
+    cached_samples: Count
+    samples: Annotated[bytes, Meta(max_length=MAX_SAMPLES * HASH_BYTES)]
+    age_ms: Count = 0
 
 
 class Book(Struct, array_like=True, tag=0, frozen=True, gc=False):
@@ -47,20 +59,20 @@ class Book(Struct, array_like=True, tag=0, frozen=True, gc=False):
 class PrefillDone(Struct, array_like=True, tag=1, frozen=True, gc=False):
     """Its first output byte is here."""
 
-    lease: int
+    lease: Count
 
 
 class Grow(Struct, array_like=True, tag=2, frozen=True, gc=False):
     """It has so many blocks of its own now."""
 
-    lease: int
-    own_blocks: int
+    lease: Count
+    own_blocks: Count
 
 
 class Settle(Struct, array_like=True, tag=3, frozen=True, gc=False):
     """It is over."""
 
-    lease: int
+    lease: Count
 
 
 Op: TypeAlias = Book | PrefillDone | Grow | Settle
@@ -69,32 +81,32 @@ Op: TypeAlias = Book | PrefillDone | Grow | Settle
 class Ops(Struct, array_like=True, tag="ops", frozen=True, gc=False):
     """What happened, in order. Numbered from 1 on in each epoch."""
 
-    replica: str
-    epoch: int
-    seqno: int
+    replica: Name
+    epoch: Count
+    seqno: Count
     ops: list[Op]
 
 
 class Beat(Struct, array_like=True, tag="beat", frozen=True, gc=False):
     """The sender lives; `seqno` is that of its latest `Ops`."""
 
-    replica: str
-    epoch: int
-    seqno: int
+    replica: Name
+    epoch: Count
+    seqno: Count
 
 
 class Bye(Struct, array_like=True, tag="bye", frozen=True, gc=False):
     """The sender stops; its bookings are over."""
 
-    replica: str
-    epoch: int
+    replica: Name
+    epoch: Count
 
 
 class Ask(Struct, array_like=True, tag="ask", frozen=True, gc=False):
     """`replica` wants the state of `of`, or of everybody if that is empty."""
 
-    replica: str
-    epoch: int
+    replica: Name
+    epoch: Count
     of: str = ""
 
 
@@ -104,11 +116,11 @@ class State(Struct, array_like=True, tag="state", frozen=True, gc=False):
     `lately` are bookings that are settled, but whose blocks may not have been reported yet.
     """
 
-    replica: str
-    epoch: int
-    seqno: int
-    part: int
-    parts: int
+    replica: Name
+    epoch: Count
+    seqno: Count
+    part: Count
+    parts: Annotated[int, Meta(ge=1, le=MAX_PARTS)]
     bookings: list[Booking]
     lately: list[Booking]
 
@@ -116,31 +128,31 @@ class State(Struct, array_like=True, tag="state", frozen=True, gc=False):
 class IndexQuestion(Struct, array_like=True, tag="index?", frozen=True, gc=False):
     """`replica` wants the blocks of a rank: who has them? `number` is that of its question."""
 
-    replica: str
-    epoch: int
-    number: int
-    worker: str
-    dp_rank: int
+    replica: Name
+    epoch: Count
+    number: Count
+    worker: Name
+    dp_rank: Count
 
 
 class IndexOffer(Struct, array_like=True, tag="index!", frozen=True, gc=False):
     """The sender has so many of them, at this position of the engine's stream; None: it has not."""
 
-    replica: str
-    epoch: int
-    number: int
-    blocks: int
+    replica: Name
+    epoch: Count
+    number: Count
+    blocks: Count
     position: Position | None
 
 
 class IndexTake(Struct, array_like=True, tag="index", frozen=True, gc=False):
     """`replica` takes the offer that answered its question `number`."""
 
-    replica: str
-    epoch: int
-    number: int
-    worker: str
-    dp_rank: int
+    replica: Name
+    epoch: Count
+    number: Count
+    worker: Name
+    dp_rank: Count
 
 
 class IndexPart(Struct, array_like=True, tag="part", frozen=True, gc=False):
@@ -149,10 +161,10 @@ class IndexPart(Struct, array_like=True, tag="part", frozen=True, gc=False):
     The first part has the position that the blocks are of.
     """
 
-    replica: str
-    epoch: int
-    number: int
-    part: int
+    replica: Name
+    epoch: Count
+    number: Count
+    part: Count
     chunk: bytes
     position: Position | None
 
@@ -172,6 +184,35 @@ def encode_message(message: Message) -> bytes:
 def decode_message(payload: bytes) -> Message:
     """The message in these bytes. Raises MalformedMessage."""
     try:
-        return _decoder.decode(payload)
+        message = _decoder.decode(payload)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise MalformedMessage(str(error)) from error
+    _check(message)
+    return message
+
+
+def _check(message: Message) -> None:
+    """What no single field shows."""
+    if isinstance(message, Ops):
+        for op in message.ops:
+            if isinstance(op, Book):
+                _check_booking(op.booking)
+    elif isinstance(message, State):
+        if message.part >= message.parts:
+            raise MalformedMessage(f"part {message.part} of {message.parts}")
+        for booking in message.bookings:
+            _check_booking(booking)
+        for booking in message.lately:
+            _check_booking(booking)
+    elif isinstance(message, IndexOffer | IndexPart):
+        position = message.position
+        if position is not None and not len(position.digests) <= position.next <= _MAX:
+            raise MalformedMessage(f"{len(position.digests)} digests below {position.next}")
+
+
+def _check_booking(booking: Booking) -> None:
+    samples, odd = divmod(len(booking.samples), HASH_BYTES)
+    if odd or booking.cached_samples > samples:
+        raise MalformedMessage(
+            f"{booking.cached_samples} cached of {len(booking.samples)} bytes of samples"
+        )

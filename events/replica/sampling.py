@@ -26,6 +26,8 @@ def _positions() -> tuple[int, ...]:
 POSITIONS = _positions()
 """How many blocks the first n samples stand for, by n."""
 
+MAX_SAMPLES = len(POSITIONS) - 1
+
 _CUTS = tuple(slice((at - 1) * HASH_BYTES, at * HASH_BYTES) for at in POSITIONS[1:])
 
 
