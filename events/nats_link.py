@@ -15,12 +15,13 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias
 from urllib.parse import unquote
 
 import nats.errors
 import nkeys  # type: ignore[import-untyped]  # it has no types
-from nats.aio.client import Client
+from nats.aio.client import Client, RawCredentials
 from nats.aio.msg import Msg
 
 from events.sparingly import TOLD_AT_ONCE, Sparingly
@@ -29,6 +30,10 @@ log = logging.getLogger(__name__)
 
 MAX_UNSENT_BYTES = 32 * 2**20
 _COMPLAIN_EVERY_S = 60.0
+
+CREDENTIALS_JWT = "BEGIN NATS USER JWT"
+CREDENTIALS_SEED = "BEGIN USER NKEY SEED"
+"""What a .creds file has, each before a line with the thing itself."""
 
 
 class Received(NamedTuple):
@@ -248,7 +253,7 @@ class NatsLink:
                 user=login.user,
                 password=login.password,
                 token=login.token,
-                user_credentials=settings.credentials,
+                user_credentials=_credentials(settings.credentials),
                 nkeys_seed=settings.nkey_seed,
                 tls=self._tls,
                 error_cb=self._failed,
@@ -403,6 +408,19 @@ def _tls(settings: NatsSettings) -> ssl.SSLContext | None:
     if settings.tls_cert:
         context.load_cert_chain(settings.tls_cert, settings.tls_key)
     return context
+
+
+def _credentials(path: str | None) -> RawCredentials | None:
+    """The text of a .creds file, which may have been replaced since the last connection.
+
+    Raises OSError, and ValueError for a file in which the library would look for ever.
+    """
+    if path is None:
+        return None
+    text = Path(path).read_text(encoding="ascii")
+    if CREDENTIALS_JWT not in text or CREDENTIALS_SEED not in text:
+        raise ValueError(f"{path} is no .creds file: a JWT and a seed")
+    return RawCredentials(text)
 
 
 def _logins(servers: Iterable[str]) -> dict[str, _Login]:

@@ -9,18 +9,16 @@ from pathlib import Path
 
 import nkeys  # type: ignore[import-untyped]  # it has no types
 
+from events.nats_link import CREDENTIALS_JWT, CREDENTIALS_SEED
 from kvrouter.config import ConfigError, NatsConfig
 from kvrouter.tls import load_authorities, load_chain
-
-_JWT = "BEGIN NATS USER JWT"
-_SEED = "BEGIN USER NKEY SEED"
 
 
 def check_nats_files(nats: NatsConfig) -> None:
     """Raises ConfigError when one of the files cannot be read or is something else."""
     if nats.credentials is not None:
         text = _text("nats.credentials", nats.credentials)
-        if _JWT not in text or _SEED not in text:
+        if CREDENTIALS_JWT not in text or CREDENTIALS_SEED not in text:
             raise ConfigError(
                 f"nats.credentials: {nats.credentials}: is no .creds file: a JWT and a seed"
             )
