@@ -13,8 +13,9 @@ Hasher = Callable[["array[int]", int, bytes], bytes]
 class Fidelity(StrEnum):
     """How far the router's tokens can be trusted.
 
-    EXACT: the ids are the engine's. APPROXIMATE: a leading part is (or the count is an estimate
-    from bytes), see the reason. BLIND: nothing is known; only load can decide.
+    EXACT: the ids are the engine's. APPROXIMATE: a leading part is, or for this request there was
+    no time and the count is an estimate from its bytes, see the reason. BLIND: nothing can be
+    known; only load can decide.
     """
 
     EXACT = "exact"
@@ -32,8 +33,8 @@ class Prompt:
     """A tokenized prompt in its namespace, with its block hashes by block size.
 
     `token_ids` are the ids that the engine will look up in its cache, from the first one on; they
-    may be a leading part (APPROXIMATE) or empty (BLIND). `prompt_tokens` is the length that the
-    engine will have to prefill or find, exact or estimated.
+    may be a leading part or none (APPROXIMATE) or empty (BLIND). `prompt_tokens` is the length that
+    the engine will have to prefill or find, exact or estimated.
     """
 
     __slots__ = (

@@ -1,6 +1,6 @@
 """How late the event loop is while eight new prompts of 128k tokens are tokenized at once.
 
-    python bench/micro/loop_lag.py [--tokenizer tests/data/tinymodel] [--rounds 5] [--seed 1]
+    python bench/micro/loop_lag.py [--tokenizer tests/data/tinymodel] [--rounds 20] [--seed 1]
 
 The loop sleeps 2 ms at a time, as if it served others, and notes how late it woke up. Each round
 brings eight texts, other slices of Python's library, through the threads as the router has them:
@@ -110,7 +110,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--tokenizer", default="tests/data/tinymodel")
     parser.add_argument("--characters", type=int, default=480_000)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     sys.setswitchinterval(SWITCH_S)

@@ -17,7 +17,7 @@ from kvrouter.openai.body import RequestBody
 from kvrouter.prompt import Prompt
 from kvrouter.tokenize.backend import PromptTokenizer
 from kvrouter.tokenize.hash_runs import HashRuns
-from kvrouter.tokenize.tokenizer import blind
+from kvrouter.tokenize.tokenizer import blind, by_length
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,9 @@ class EncodingThreads:
     ) -> Prompt:
         """Tokenize and hash one request, inline when it is short. Never raises, never waits long.
 
-        Without a tokenizer, on a full queue and past the deadline the prompt is BLIND, its length
-        estimated from the bytes. A cancelled caller takes its work off the queue.
+        Without a tokenizer the prompt is BLIND; on a full queue and past the deadline it is
+        APPROXIMATE: no ids, and its length estimated from the bytes. A cancelled caller takes its
+        work off the queue.
         """
         if tokenizer is None:
             return blind(request, "no tokenizer for the model")
@@ -97,7 +98,7 @@ class EncodingThreads:
             return self._work(tokenizer, request, namespace, sizes)
         if not self._has_room(request.size):
             self.stats.rejected += 1
-            return blind(request, "the tokenization queue is full")
+            return by_length(request, "the tokenization queue is full")
         self.stats.pooled += 1
         self._count(1, request.size)
         threads = self._threads if tokenizer.speed else self._waiting
@@ -117,9 +118,9 @@ class EncodingThreads:
         if result.done() and not result.cancelled():
             return result.result()
         if self._closed:
-            return blind(request, "the tokenizer's threads are closed")
+            return by_length(request, "the tokenizer's threads are closed")
         self.stats.expired += 1
-        return blind(request, f"not tokenized within {self._settings.deadline_s:g} s")
+        return by_length(request, f"not tokenized within {self._settings.deadline_s:g} s")
 
     def close(self) -> None:
         """Stop taking long prompts and drop those that wait; running ones end by themselves."""

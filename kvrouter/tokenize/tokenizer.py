@@ -11,7 +11,6 @@ from kvrouter.openai.body import Endpoint, RequestBody, without_surrogates
 from kvrouter.prompt import Fidelity, Prompt
 from kvrouter.tokenize.anthropic import anthropic_chat
 from kvrouter.tokenize.backend import (
-    BYTES_PER_TOKEN,
     NOTHING_AROUND,
     Around,
     EncoderReport,
@@ -308,8 +307,18 @@ class _Truncation:
 
 
 def blind(request: RequestBody, reason: str) -> Prompt:
-    """A prompt of which only the size of its body is known."""
-    return Prompt.blind(request.size // BYTES_PER_TOKEN or 1, reason)
+    """A prompt of which only the size of its body can be known."""
+    return Prompt.blind(estimated_tokens(request.size), reason)
+
+
+def by_length(request: RequestBody, reason: str) -> Prompt:
+    """A prompt that there was no time for: its ids could be known, and the size has to do."""
+    return Prompt(
+        array("I"),
+        prompt_tokens=estimated_tokens(request.size),
+        fidelity=Fidelity.APPROXIMATE,
+        reason=reason,
+    )
 
 
 def _prompt(

@@ -105,7 +105,7 @@ async def test_a_full_queue_turns_away_by_length(
     waiting = [asyncio.create_task(threads.prompt(held, chat(3000))) for _ in range(2)]
     await asyncio.sleep(0)
     prompt = await threads.prompt(held, chat(3000))
-    assert prompt.fidelity is Fidelity.BLIND
+    assert prompt.fidelity is Fidelity.APPROXIMATE
     assert "full" in prompt.reason
     assert threads.stats.rejected == 1
     held.gate.set()
@@ -119,7 +119,7 @@ async def test_the_queue_is_bounded_in_bytes_too(held: HeldTokenizer) -> None:
     threads = EncodingThreads(ThreadSettings(threads=1, max_bytes=4000))
     large = asyncio.create_task(threads.prompt(held, chat(10_000)))
     await asyncio.sleep(0)
-    assert (await threads.prompt(held, chat(3000))).fidelity is Fidelity.BLIND
+    assert (await threads.prompt(held, chat(3000))).fidelity is Fidelity.APPROXIMATE
     held.gate.set()
     assert (await large).fidelity is Fidelity.EXACT
     threads.close()
@@ -129,7 +129,7 @@ async def test_past_the_deadline_the_length_has_to_do(held: HeldTokenizer) -> No
     """Something else keeps the threads busy for seconds."""
     threads = EncodingThreads(ThreadSettings(threads=1, deadline_s=0.05))
     prompt = await threads.prompt(held, chat(3000))
-    assert prompt.fidelity is Fidelity.BLIND
+    assert prompt.fidelity is Fidelity.APPROXIMATE
     assert "within 0.05 s" in prompt.reason
     assert threads.stats.expired == 1
     held.gate.set()
@@ -178,7 +178,7 @@ async def test_closing_answers_those_who_wait(
     assert "closed" in (await second).reason
     held.gate.set()
     assert (await first).fidelity is Fidelity.EXACT
-    assert (await threads.prompt(held, chat(3000))).fidelity is Fidelity.BLIND
+    assert (await threads.prompt(held, chat(3000))).fidelity is Fidelity.APPROXIMATE
 
 
 async def tokenized(
