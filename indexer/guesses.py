@@ -29,19 +29,21 @@ class Guesses:
     def __init__(self) -> None:
         self._runs: dict[int, _Run] = {}
 
-    def expect(self, hashes: bytes, until: float) -> bytes:
-        """Expect these blocks; one that lasts longer goes on doing so. Gives those that are new."""
+    def expect(self, hashes: bytes, until: float) -> None:
+        """Expect these blocks; one that lasts longer goes on doing so."""
         runs, blocks = self._runs, blocks_of(hashes)
-        added: list[bytes] = []
         before: _Run | None = None  # lasts until then, and ends at `position`
         position = 0
         while position < len(hashes):
             run = runs.get(blocks[position // HASH_BYTES])
             if run is None:
-                new = hashes[position : self._end_of_unknown(blocks, position)]
-                added.append(new)
-                before = self._append(before, new, until)
-                position += len(new)
+                if before is None:
+                    before = _Run(b"", until)
+                end = position + HASH_BYTES * self._lead_unknown(
+                    blocks[position // HASH_BYTES :], before
+                )
+                before.hashes += hashes[position:end]
+                position = end
                 continue
             at, length = _agreement(run.hashes, hashes, position)
             if run.until < until:
@@ -51,7 +53,6 @@ class Guesses:
             is_whole = run.until == until and at + length == len(run.hashes)
             before = run if is_whole else None
             position += length
-        return b"".join(added)
 
     def forget(self, hashes: bytes, until: float) -> None:
         """Expect those of these blocks no more that would last until then at most."""
@@ -107,22 +108,16 @@ class Guesses:
         if sum(len(run.hashes) for run in set(self._runs.values())) != len(self) * HASH_BYTES:
             raise InvariantError("a block leads to a run that does not have it")
 
-    def _end_of_unknown(self, blocks: memoryview, position: int) -> int:
-        """Where, from an unknown block on, the next known one is; the end if there is none."""
+    def _lead_unknown(self, blocks: memoryview, run: _Run) -> int:
+        """Let the blocks up to the next known one lead to this run; gives how many there are."""
         runs = self._runs
-        first = position // HASH_BYTES
-        if runs.keys().isdisjoint(blocks[first:]):
-            return len(blocks) * HASH_BYTES
-        return next(at for at in range(first, len(blocks)) if blocks[at] in runs) * HASH_BYTES
-
-    def _append(self, before: _Run | None, new: bytes, until: float) -> _Run:
-        """Let a run have new blocks at its end; without one, make one of them."""
-        if before is None:
-            before = _Run(new, until)
-        else:
-            before.hashes += new
-        self._lead(new, before)
-        return before
+        new = dict.fromkeys(blocks, run)
+        if runs.keys().isdisjoint(new):
+            runs.update(new)
+            return len(blocks)
+        end = next(at for at, block in enumerate(blocks) if block in runs)
+        runs.update(dict.fromkeys(blocks[:end], run))
+        return end
 
     def _part(self, run: _Run, start: int, end: int) -> _Run:
         """A run of this part alone, cut off from what is before and behind it."""

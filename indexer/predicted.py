@@ -22,7 +22,10 @@ from indexer.hashing import HASH_BYTES
 from indexer.model import InvariantError
 
 MAX_BLOCKS = 500_000
-_GONE_BLOCKS = 4096
+_MARK_BLOCKS = 16
+"""A prediction is known by one block of so many: whoever shares a block with it shares all before,
+as hashes are chained, and so the mark before that block too."""
+_GONE_MARKS = 256
 
 
 class _Prediction(NamedTuple):
@@ -47,7 +50,7 @@ class PredictedBlocks:
         self._queue: list[_Prediction] = []
         self._queued_blocks = 0
         self._age = count()
-        self._perhaps: set[int] = set()  # all predicted blocks of any rank, and some gone ones
+        self._marks: set[int] = set()  # of all predictions of any rank, and of some gone ones
 
     def expect(self, rank: WorkerRank, hashes: bytes, *, now: float, ttl_s: float) -> None:
         """Predict that the rank will hold these blocks, for `ttl_s` seconds from `now` on."""
@@ -58,13 +61,15 @@ class PredictedBlocks:
         known = self._guesses.get(rank)
         if known is None:
             known = self._guesses[rank] = Guesses()
-        self._perhaps.update(blocks_of(known.expect(hashes, until)))
+        known.expect(hashes, until)
+        self._marks.update(_marks(hashes))
         heapq.heappush(self._queue, _Prediction(until, next(self._age), rank, hashes, known))
         self._queued_blocks += len(hashes) // HASH_BYTES
         while self._queued_blocks > self._max_blocks:
             self._drop_first()
-        if len(self._perhaps) > 2 * self._queued_blocks + _GONE_BLOCKS:
-            self._perhaps = set().union(*(known.blocks for known in self._guesses.values()))
+        most = self._queued_blocks // _MARK_BLOCKS + len(self._queue)
+        if len(self._marks) > 2 * most + _GONE_MARKS:
+            self._marks = set().union(*(_marks(made.hashes) for made in self._queue))
 
     def confirm(self, rank: WorkerRank, hashes: bytes) -> None:
         """Events have these blocks on the rank: the index speaks for them from now on."""
@@ -132,10 +137,18 @@ class PredictedBlocks:
     def leading_each(
         self, ranks: Sequence[WorkerRank], hashes: bytes, starts: Sequence[int], now: float
     ) -> list[int]:
-        """`leading` for each rank from its own start. Most have nothing there: that is cheap."""
+        """`leading` for each rank from its own start. Most have nothing there: that is cheap.
+
+        `hashes` are those of a prompt from its first block on.
+        """
         blocks = blocks_of(hashes)
         end = len(blocks)
-        wanted = {start for start in set(starts) if start < end and blocks[start] in self._perhaps}
+        wanted = {
+            start
+            for start in set(starts)
+            if start < end
+            and not self._marks.isdisjoint(blocks[max(0, start - _MARK_BLOCKS + 1) : start + 1])
+        }
         if not wanted:
             return [0] * len(ranks)
         return [
@@ -154,6 +167,9 @@ class PredictedBlocks:
         queued = sum(len(made.hashes) // HASH_BYTES for made in self._queue)
         _require(queued == self._queued_blocks, f"{self._queued_blocks} queued, {queued} found")
         _require(queued <= self._max_blocks, f"{queued} blocks, {self._max_blocks} allowed")
+        for made in self._queue:
+            if made.known is self._guesses.get(made.rank):
+                _require(self._marks.issuperset(_marks(made.hashes)), f"nobody looks for {made}")
         ends = {
             (made.rank, block, made.until)
             for made in self._queue
@@ -164,8 +180,11 @@ class PredictedBlocks:
             known.check()
             _require(len(known) > 0, f"{rank} has an empty map")
             for block, until in known:
-                _require(block in self._perhaps, f"nobody looks for {rank} block {block:x}")
                 _require((rank, block, until) in ends, f"{rank} block {block:x} never expires")
+
+
+def _marks(hashes: bytes) -> memoryview:
+    return blocks_of(hashes)[::_MARK_BLOCKS]
 
 
 def _lasting(

@@ -5,8 +5,8 @@
 Each prompt has 1,024 tokens with its hashes in hand: half of it is a system prompt that every
 worker holds, half is its own. Each worker has four requests in flight, none of them at its first
 token yet, which is the dearest case. With `--replicas 3` two thirds of all requests are booked by
-other routers, and what they tell is heard before each decision (that is not counted in it). Prints
-one JSON object.
+other routers, and what they tell is heard before each decision (that is not counted in it). The
+garbage collector is set as the router sets it. Prints one JSON object.
 """
 
 import argparse
@@ -23,6 +23,7 @@ from events import BlocksStored, EventBatch, WorkerRank
 from events.replica import Added, Dropped, Ledger, Mirror
 from indexer import PredictedBlocks, RadixIndex
 from kvrouter.config import PolicyConfig
+from kvrouter.heap import Heap
 from kvrouter.load import Lease, Load, Outcome
 from kvrouter.policy import build_policy
 from kvrouter.prompt import Prompt
@@ -138,6 +139,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=500)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
+    Heap().start()
     results = [
         measure(workers, replicas, options.requests, options.seed)
         for workers in options.workers
