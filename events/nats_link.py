@@ -219,9 +219,11 @@ class NatsLink:
         pause_s = self._settings.retry_s
         while True:
             client = await self._connect()
+            _heed_cancellation()
             if client is not None:
                 pause_s = self._settings.retry_s
                 await self._serve(client)
+                _heed_cancellation()
             else:
                 pause_s = min(2 * pause_s, self._settings.retry_max_s)
             # Spread, so that the routers of a fleet don't come back all at once.
@@ -313,6 +315,7 @@ class NatsLink:
             self._change(LinkState.CONNECTED)
             while not self._lost.is_set():
                 await self._send(client)
+                _heed_cancellation()
                 self._wake.clear()
                 if not self._todo and not self._lost.is_set():
                     await self._wake.wait()
@@ -389,6 +392,16 @@ class NatsLink:
         subscription.on_server = await client.subscribe(
             subscription.subject, cb=take, pending_msgs_limit=self._settings.max_untaken
         )
+
+
+def _heed_cancellation() -> None:
+    """Raise CancelledError if this task is cancelled.
+
+    The library may have swallowed it (its flush does, and `asyncio.wait_for` of Python 3.11).
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 async def _closed(client: Client) -> None:

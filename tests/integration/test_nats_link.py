@@ -1,9 +1,12 @@
 """One connection to a real nats-server, and what becomes of it."""
 
+import asyncio
+import contextlib
 import signal
 from pathlib import Path
 
 import pytest
+from nats.aio.client import Client
 from support.nats import connected, link_to, nats_server
 from support.streams import eventually, running
 
@@ -192,3 +195,24 @@ def test_two_deployments_share_no_subject() -> None:
     mine, theirs = Subjects("a"), Subjects("b")
     assert mine.all_bookings != theirs.all_bookings
     assert isinstance(link_to("nats://h:1"), NatsLink)
+
+
+@pytest.mark.parametrize("swallows", ["connect", "flush"])
+async def test_a_stop_that_the_library_swallows_ends_the_link(
+    monkeypatch: pytest.MonkeyPatch, swallows: str
+) -> None:
+    """Its flush does so when it is cancelled at the wrong moment, and the link ran on for ever."""
+    stopping = asyncio.Event()
+
+    async def swallow(*_: object, **__: object) -> None:
+        stopping.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
+
+    monkeypatch.setattr(Client, swallows, swallow)
+    async with nats_server() as server:
+        task = asyncio.create_task(link_to(server.url).run())
+        await asyncio.wait_for(stopping.wait(), 10)
+        task.cancel()
+        await asyncio.wait({task}, timeout=10)
+        assert task.cancelled()
