@@ -2,13 +2,21 @@
 
 Prompts repeat and grow, so the same chain is expected again and again, a little longer each time.
 Blocks in a row that last equally long are one run: expecting them again, or looking how far they
-go, is to compare memory. Only where runs begin, end or are cut do single blocks cost anything.
+go, is to compare memory.
+
+A run is found by its marks: its first block and each `MARK_BLOCKS`-th from there on. Hashes are
+chained, so whoever shares a block with a run shares what is before it there too: the mark of a
+block is at most `MARK_BLOCKS - 1` places before it, in the run and in every prompt that has it.
 """
 
-from collections.abc import Iterator, KeysView
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from indexer.hashing import HASH_BYTES
 from indexer.model import InvariantError
+
+MARK_BLOCKS = 16
+"""Fewer marks cost less to note, and each look at a block that has none costs more."""
 
 
 class _Run:
@@ -21,124 +29,169 @@ class _Run:
         self.until = until
 
 
+class _Known(NamedTuple):
+    """A block of a chain that is expected."""
+
+    place: int
+    """In the chain, in blocks."""
+    run: _Run
+    at: int
+    """Where the run has it, in bytes."""
+
+
 class Guesses:
     """The expected blocks of one rank."""
 
     __slots__ = ("_runs",)
 
     def __init__(self) -> None:
-        self._runs: dict[int, _Run] = {}
+        self._runs: dict[int, _Run] = {}  # by mark
 
-    def expect(self, hashes: bytes, until: float) -> None:
-        """Expect these blocks; one that lasts longer goes on doing so."""
-        runs, blocks = self._runs, blocks_of(hashes)
-        before: _Run | None = None  # lasts until then, and ends at `position`
-        position = 0
-        while position < len(hashes):
-            run = runs.get(blocks[position // HASH_BYTES])
-            if run is None:
-                if before is None:
-                    before = _Run(b"", until)
-                end = position + HASH_BYTES * self._lead_unknown(
-                    blocks[position // HASH_BYTES :], before
-                )
-                before.hashes += hashes[position:end]
-                position = end
-                continue
-            at, length = _agreement(run.hashes, hashes, position)
+    def expect(self, hashes: bytes, until: float, *, start: int = 0) -> None:
+        """Expect the blocks from place `start` on; one that lasts longer goes on doing so.
+
+        What is before `start` tells where they belong: `MARK_BLOCKS - 1` blocks, if there are any.
+        """
+        blocks, place = blocks_of(hashes), start
+        before: _Run | None = None  # lasts until then, and ends at `place`
+        while place < len(blocks):
+            known = self._first_known(blocks, hashes, place)
+            end = len(blocks) if known is None else known.place
+            if end > place:
+                before = self._append(before, hashes[place * HASH_BYTES : end * HASH_BYTES], until)
+            if known is None:
+                return
+            place, run, at = known
+            length = _agreement(run.hashes, at, hashes, place * HASH_BYTES)
             if run.until < until:
-                run = self._part(run, at, at + length)
+                run, at = self._part(run, at, at + length), 0
                 run.until = until
-                at = 0
             is_whole = run.until == until and at + length == len(run.hashes)
             before = run if is_whole else None
-            position += length
+            place += length // HASH_BYTES
 
-    def forget(self, hashes: bytes, until: float) -> None:
-        """Expect those of these blocks no more that would last until then at most."""
-        runs, blocks = self._runs, blocks_of(hashes)
-        if runs.keys().isdisjoint(blocks):
-            return
-        position = 0
-        while position < len(hashes):
-            run = runs.get(blocks[position // HASH_BYTES])
-            if run is None:
-                position += HASH_BYTES
-                continue
-            at, length = _agreement(run.hashes, hashes, position)
+    def forget(self, hashes: bytes, until: float, *, start: int = 0) -> list[bytes]:
+        """Expect those of the blocks from `start` on no more that would last until then at most.
+
+        Gives the hashes of those, as far as they are in a row. Of a run of which these blocks are
+        a part without a mark, and without what is before it, the part is overlooked: it lasts its
+        time.
+        """
+        blocks = blocks_of(hashes)
+        forgotten = []
+        known = self._first_known(blocks, hashes, start)
+        while known is not None:
+            place, run, at = known
+            length = _agreement(run.hashes, at, hashes, place * HASH_BYTES)
             if run.until <= until:
-                self._remove(self._part(run, at, at + length))
-            position += length
+                run = self._part(run, at, at + length)
+                self._unmark(run, 0)
+                forgotten.append(run.hashes)
+            known = self._first_known(blocks, hashes, place + length // HASH_BYTES)
+        return forgotten
 
     def clear(self) -> None:
         """Forget all."""
         self._runs.clear()
 
     def leading(self, blocks: memoryview, hashes: bytes, start: int, now: float) -> int:
-        """How many blocks from position `start` on last longer than until now, up to a gap.
+        """How many blocks from place `start` on last longer than until now, up to a gap.
 
         `blocks` are the hashes as numbers.
         """
-        position = start * HASH_BYTES
-        while position < len(hashes):
-            run = self._runs.get(blocks[position // HASH_BYTES])
-            if run is None or run.until <= now:
+        place = start
+        while place < len(blocks):
+            known = self._known(blocks, hashes, place)
+            if known is None or known.run.until <= now:
                 break
-            position += _agreement(run.hashes, hashes, position)[1]
-        return position // HASH_BYTES - start
+            length = _agreement(known.run.hashes, known.at, hashes, place * HASH_BYTES)
+            place += length // HASH_BYTES
+        return place - start
+
+    def __bool__(self) -> bool:
+        return bool(self._runs)
 
     def __len__(self) -> int:
-        """How many blocks are expected."""
-        return len(self._runs)
-
-    @property
-    def blocks(self) -> KeysView[int]:
-        """The blocks that are expected, until whenever."""
-        return self._runs.keys()
+        """How many blocks are expected: counts them."""
+        return sum(len(run.hashes) for run in set(self._runs.values())) // HASH_BYTES
 
     def __iter__(self) -> Iterator[tuple[int, float]]:
         """Each block with the time until which it is expected."""
-        return ((block, run.until) for block, run in self._runs.items())
+        for run in set(self._runs.values()):
+            for block in blocks_of(run.hashes):
+                yield block, run.until
 
     def check(self) -> None:
-        """Raise InvariantError unless each block is found in the one run that has it."""
-        for run in set(self._runs.values()):
-            if any(self._runs.get(block) is not run for block in blocks_of(run.hashes)):
-                raise InvariantError("a run has a block that leads to another")
-        if sum(len(run.hashes) for run in set(self._runs.values())) != len(self) * HASH_BYTES:
-            raise InvariantError("a block leads to a run that does not have it")
+        """Raise InvariantError unless the runs are apart, and found by their marks alone."""
+        runs = set(self._runs.values())
+        marks = {mark: run for run in runs for mark in marks_of(run.hashes)}
+        if marks != self._runs:
+            raise InvariantError("the marks are not those of the runs")
+        if len({block for block, _ in self}) != len(self):
+            raise InvariantError("a block is in two runs")
 
-    def _lead_unknown(self, blocks: memoryview, run: _Run) -> int:
-        """Let the blocks up to the next known one lead to this run; gives how many there are."""
+    def _first_known(self, blocks: memoryview, hashes: bytes, place: int) -> _Known | None:
+        """The first block from this place on that is expected."""
         runs = self._runs
-        new = dict.fromkeys(blocks, run)
-        if runs.keys().isdisjoint(new):
-            runs.update(new)
-            return len(blocks)
-        end = next(at for at, block in enumerate(blocks) if block in runs)
-        runs.update(dict.fromkeys(blocks[:end], run))
-        return end
+        if runs.keys().isdisjoint(blocks[max(0, place - MARK_BLOCKS + 1) :]):
+            return None
+        if place == len(blocks):
+            return None
+        known = self._known(blocks, hashes, place)
+        if known is not None:
+            return known
+        mark = next((at for at in range(place, len(blocks)) if blocks[at] in runs), None)
+        if mark is None:
+            return None
+        run = runs[blocks[mark]]
+        at = _find(run.hashes, hashes, mark)
+        before = min(at // HASH_BYTES, mark - place)
+        return _Known(mark - before, run, at - before * HASH_BYTES)
+
+    def _known(self, blocks: memoryview, hashes: bytes, place: int) -> _Known | None:
+        """The block at this place, if it is expected."""
+        runs = self._runs
+        run = runs.get(blocks[place])
+        if run is not None:
+            return _Known(place, run, _find(run.hashes, hashes, place))
+        if runs.keys().isdisjoint(blocks[max(0, place - MARK_BLOCKS + 1) : place]):
+            return None
+        mark = next(at for at in range(place - 1, -1, -1) if blocks[at] in runs)
+        run = runs[blocks[mark]]
+        at = _find(run.hashes, hashes, mark) + (place - mark) * HASH_BYTES
+        has_it = run.hashes[at : at + HASH_BYTES] == hashes[place * HASH_BYTES :][:HASH_BYTES]
+        return _Known(place, run, at) if has_it else None
+
+    def _append(self, before: _Run | None, new: bytes, until: float) -> _Run:
+        """Let a run have new blocks at its end; without one, make one of them."""
+        if before is None:
+            before = _Run(b"", until)
+        start = len(before.hashes)
+        before.hashes += new
+        self._mark(before, start)
+        return before
 
     def _part(self, run: _Run, start: int, end: int) -> _Run:
-        """A run of this part alone, cut off from what is before and behind it."""
+        """A run of this part alone, cut off from what is before and behind it; in bytes."""
         if end < len(run.hashes):
-            run = self._cut(run, end)[0]
-        return self._cut(run, start)[1] if start else run
+            self._cut(run, end)
+        return self._cut(run, start) if start else run
 
-    def _cut(self, run: _Run, at: int) -> tuple[_Run, _Run]:
-        """Both parts of a run. The shorter one is the new one, as its blocks have to lead to it."""
-        front, back = run.hashes[:at], run.hashes[at:]
-        other = _Run(min(front, back, key=len), run.until)
-        self._lead(other.hashes, other)
-        run.hashes = max(back, front, key=len)
-        return (other, run) if other.hashes is front else (run, other)
+    def _cut(self, run: _Run, at: int) -> _Run:
+        """Cut a run at this byte; gives what is behind it, as a run of its own."""
+        self._unmark(run, at)
+        back = _Run(run.hashes[at:], run.until)
+        run.hashes = run.hashes[:at]
+        self._mark(back, 0)
+        return back
 
-    def _lead(self, hashes: bytes, run: _Run) -> None:
-        self._runs.update(dict.fromkeys(blocks_of(hashes), run))
+    def _mark(self, run: _Run, start: int) -> None:
+        """Let the run be found by its marks from this byte on."""
+        self._runs.update(dict.fromkeys(marks_of(run.hashes, start), run))
 
-    def _remove(self, run: _Run) -> None:
-        for block in blocks_of(run.hashes):
-            del self._runs[block]
+    def _unmark(self, run: _Run, start: int) -> None:
+        for mark in marks_of(run.hashes, start):
+            self._runs.pop(mark, None)
 
 
 def blocks_of(hashes: bytes) -> memoryview:
@@ -146,18 +199,29 @@ def blocks_of(hashes: bytes) -> memoryview:
     return memoryview(hashes).cast("Q")
 
 
-def _agreement(run: bytes, hashes: bytes, position: int) -> tuple[int, int]:
-    """Where a run has the block at `position`, and how many bytes are the same from there on.
+def marks_of(hashes: bytes, start: int = 0) -> memoryview:
+    """Those blocks of a run, from this byte on, by which it is found."""
+    first = -(-start // (MARK_BLOCKS * HASH_BYTES)) * MARK_BLOCKS
+    return blocks_of(hashes)[first::MARK_BLOCKS]
 
-    It has to have it.
-    """
-    block = hashes[position : position + HASH_BYTES]
-    at = run.find(block)
+
+def _find(run: bytes, hashes: bytes, place: int) -> int:
+    """Where a run has the block at this place of the chain; it has to have it."""
+    block = hashes[place * HASH_BYTES : (place + 1) * HASH_BYTES]
+    at = run.index(block)
     while at % HASH_BYTES:
-        at = run.find(block, at + 1)
+        at = run.index(block, at + 1)
+    return at
+
+
+def _agreement(run: bytes, at: int, hashes: bytes, position: int) -> int:
+    """How many bytes are the same, of a run from one place and of a chain from another on.
+
+    The first block has to be.
+    """
     length = min(len(run) - at, len(hashes) - position)
     if run[at : at + length] == hashes[position : position + length]:
-        return at, length
+        return length
     same, other = 1, length // HASH_BYTES
     while other - same > 1:
         middle = (same + other) // 2
@@ -166,4 +230,4 @@ def _agreement(run: bytes, hashes: bytes, position: int) -> tuple[int, int]:
             same = middle
         else:
             other = middle
-    return at, same * HASH_BYTES
+    return same * HASH_BYTES

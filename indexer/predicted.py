@@ -17,28 +17,37 @@ from itertools import count, groupby
 from typing import NamedTuple
 
 from events import WorkerRank
-from indexer.guesses import Guesses, blocks_of
+from indexer.guesses import MARK_BLOCKS, Guesses, blocks_of, marks_of
 from indexer.hashing import HASH_BYTES
 from indexer.model import InvariantError
 
 MAX_BLOCKS = 500_000
-_MARK_BLOCKS = 16
-"""A prediction is known by one block of so many: whoever shares a block with it shares all before,
-as hashes are chained, and so the mark before that block too."""
 _GONE_MARKS = 256
 
 
 class _Prediction(NamedTuple):
     """One prediction, in the order of the queue: by expiry, then by age.
 
-    `known` is what it was noted in; where that is not the rank's any more, nothing is left.
+    `lead` of its hashes, in blocks, only tell where the others belong. `known` is what it was noted
+    in; where that is not the rank's any more, nothing is left.
     """
 
     until: float
     age: int
     rank: WorkerRank
     hashes: bytes
+    lead: int
     known: Guesses
+
+    @property
+    def own(self) -> bytes:
+        """The hashes of what is expected."""
+        return self.hashes[self.lead * HASH_BYTES :]
+
+    @property
+    def blocks(self) -> int:
+        """How many these are."""
+        return len(self.hashes) // HASH_BYTES - self.lead
 
 
 class PredictedBlocks:
@@ -52,34 +61,43 @@ class PredictedBlocks:
         self._age = count()
         self._marks: set[int] = set()  # of all predictions of any rank, and of some gone ones
 
-    def expect(self, rank: WorkerRank, hashes: bytes, *, now: float, ttl_s: float) -> None:
-        """Predict that the rank will hold these blocks, for `ttl_s` seconds from `now` on."""
-        hashes = hashes[: self._max_blocks * HASH_BYTES]
-        if not hashes or ttl_s <= 0:
+    def expect(
+        self, rank: WorkerRank, hashes: bytes, *, now: float, ttl_s: float, start: int = 0
+    ) -> None:
+        """Predict that the rank will hold a prompt's blocks from `start` on.
+
+        For `ttl_s` seconds from `now` on.
+        """
+        hashes, lead = self._cut(hashes, start)
+        if len(hashes) <= lead * HASH_BYTES or ttl_s <= 0:
             return
         until = now + ttl_s
         known = self._guesses.get(rank)
         if known is None:
             known = self._guesses[rank] = Guesses()
-        known.expect(hashes, until)
-        self._marks.update(_marks(hashes))
-        heapq.heappush(self._queue, _Prediction(until, next(self._age), rank, hashes, known))
-        self._queued_blocks += len(hashes) // HASH_BYTES
+        known.expect(hashes, until, start=lead)
+        heapq.heappush(self._queue, _Prediction(until, next(self._age), rank, hashes, lead, known))
+        self._marks.update(blocks_of(hashes)[lead::MARK_BLOCKS])
+        self._queued_blocks += len(hashes) // HASH_BYTES - lead
         while self._queued_blocks > self._max_blocks:
             self._drop_first()
-        most = self._queued_blocks // _MARK_BLOCKS + len(self._queue)
+        most = self._queued_blocks // MARK_BLOCKS + len(self._queue)
         if len(self._marks) > 2 * most + _GONE_MARKS:
-            self._marks = set().union(*(_marks(made.hashes) for made in self._queue))
+            self._marks = set().union(*(marks_of(made.own) for made in self._queue))
 
     def confirm(self, rank: WorkerRank, hashes: bytes) -> None:
-        """Events have these blocks on the rank: the index speaks for them from now on."""
+        """Events have these blocks on the rank: the index speaks for them from now on.
+
+        They are in a row. A few from the middle of a prediction, whose first blocks have not come,
+        may be overlooked (`Guesses.forget`).
+        """
         known = self._guesses.get(rank)
         if known is not None:
             known.forget(hashes, math.inf)
             if not known:
                 self.drop(rank)
 
-    def withdraw(self, rank: WorkerRank, hashes: bytes) -> None:
+    def withdraw(self, rank: WorkerRank, hashes: bytes, *, start: int = 0) -> None:
         """Take back a prediction of these blocks: they won't come, as the request was refused.
 
         What other predictions of the rank expect as well stays. Costs a look at each live
@@ -88,21 +106,26 @@ class PredictedBlocks:
         known = self._guesses.get(rank)
         if known is None:
             return
-        hashes = hashes[: self._max_blocks * HASH_BYTES]
+        hashes, lead = self._cut(hashes, start)
+        own = hashes[lead * HASH_BYTES :]
         living = [made for made in self._queue if made.known is known]
-        taken = next((made for made in living if made.hashes == hashes), None)
+        taken = next((made for made in living if made.own == own), None)
         if taken is None:
             return
         self._queue.remove(taken)
         living.remove(taken)
         heapq.heapify(self._queue)
-        self._queued_blocks -= len(hashes) // HASH_BYTES
-        gone = [block for block in blocks_of(hashes) if block in known.blocks]
-        known.forget(hashes, math.inf)
-        for until, blocks in _lasting(gone, living):
-            known.expect(blocks, until)
+        self._queued_blocks -= taken.blocks
+        for piece in known.forget(hashes, math.inf, start=lead):
+            for until, blocks in _lasting(piece, living):
+                known.expect(blocks, until)
         if not known:
             self.drop(rank)
+
+    def _cut(self, hashes: bytes, start: int) -> tuple[bytes, int]:
+        """What is noted of a prompt's blocks, and how many of them are before `start`."""
+        lead = min(start, MARK_BLOCKS - 1)
+        return hashes[(start - lead) * HASH_BYTES : (start + self._max_blocks) * HASH_BYTES], lead
 
     def expire(self, now: float) -> None:
         """Forget what was expected up to `now` and has not come."""
@@ -111,13 +134,13 @@ class PredictedBlocks:
 
     def _drop_first(self) -> None:
         """Forget the prediction that expires first, but not what a later one expects as well."""
-        until, _, rank, hashes, known = heapq.heappop(self._queue)
-        self._queued_blocks -= len(hashes) // HASH_BYTES
-        if self._guesses.get(rank) is not known:
+        made = heapq.heappop(self._queue)
+        self._queued_blocks -= made.blocks
+        if self._guesses.get(made.rank) is not made.known:
             return
-        known.forget(hashes, until)
-        if not known:
-            self.drop(rank)
+        made.known.forget(made.hashes, made.until, start=made.lead)
+        if not made.known:
+            self.drop(made.rank)
 
     def drop(self, rank: WorkerRank) -> None:
         """Forget all predictions of a rank at once: the queue sees by `known` that they are."""
@@ -147,7 +170,7 @@ class PredictedBlocks:
             start
             for start in set(starts)
             if start < end
-            and not self._marks.isdisjoint(blocks[max(0, start - _MARK_BLOCKS + 1) : start + 1])
+            and not self._marks.isdisjoint(blocks[max(0, start - MARK_BLOCKS + 1) : start + 1])
         }
         if not wanted:
             return [0] * len(ranks)
@@ -158,23 +181,26 @@ class PredictedBlocks:
             for rank, start in zip(ranks, starts, strict=True)
         ]
 
+    def __bool__(self) -> bool:
+        return bool(self._guesses)
+
     def __len__(self) -> int:
-        """Predicted blocks of all ranks."""
+        """Predicted blocks of all ranks: counts them."""
         return sum(map(len, self._guesses.values()))
 
     def check(self) -> None:
         """Raise InvariantError if anything contradicts anything."""
-        queued = sum(len(made.hashes) // HASH_BYTES for made in self._queue)
+        queued = sum(made.blocks for made in self._queue)
         _require(queued == self._queued_blocks, f"{self._queued_blocks} queued, {queued} found")
         _require(queued <= self._max_blocks, f"{queued} blocks, {self._max_blocks} allowed")
         for made in self._queue:
             if made.known is self._guesses.get(made.rank):
-                _require(self._marks.issuperset(_marks(made.hashes)), f"nobody looks for {made}")
+                _require(self._marks.issuperset(marks_of(made.own)), f"nobody looks for {made}")
         ends = {
             (made.rank, block, made.until)
             for made in self._queue
             if made.known is self._guesses.get(made.rank)
-            for block in blocks_of(made.hashes)
+            for block in blocks_of(made.own)
         }
         for rank, known in self._guesses.items():
             known.check()
@@ -183,22 +209,16 @@ class PredictedBlocks:
                 _require((rank, block, until) in ends, f"{rank} block {block:x} never expires")
 
 
-def _marks(hashes: bytes) -> memoryview:
-    return blocks_of(hashes)[::_MARK_BLOCKS]
-
-
-def _lasting(
-    gone: Sequence[int], predictions: Sequence[_Prediction]
-) -> Iterator[tuple[float, bytes]]:
-    """Those of these blocks that predictions have: the longest time, and blocks of that time."""
-    wanted = set(gone)
+def _lasting(piece: bytes, predictions: Sequence[_Prediction]) -> Iterator[tuple[float, bytes]]:
+    """Those of these blocks, in a row, that predictions have: the longest time, and its blocks."""
+    wanted = set(blocks_of(piece))
     lasting: dict[int, float] = {}
     for made in predictions:
-        for block in wanted.intersection(blocks_of(made.hashes)):
+        for block in wanted.intersection(blocks_of(made.own)):
             lasting[block] = max(made.until, lasting.get(block, made.until))
-    kept = [block for block in gone if block in lasting]
-    for until, blocks in groupby(kept, lasting.__getitem__):
-        yield until, array("Q", blocks).tobytes()
+    for until, blocks in groupby(blocks_of(piece), lasting.get):
+        if until is not None:
+            yield until, array("Q", blocks).tobytes()
 
 
 def _require(holds: bool, story: str) -> None:

@@ -11,15 +11,16 @@ from events import WorkerRank
 from events.replica import Booking, blocks_of
 from events.replica.sampling import samples_within
 from indexer import PredictedBlocks
-from kvrouter.prompt import HASH_BYTES
 from kvrouter.shared_load import Sampler
 
 
 class Expectations(Protocol):
     """The predictions of one model, whoever made them."""
 
-    def expect(self, rank: WorkerRank, hashes: bytes, *, now: float, ttl_s: float) -> None:
-        """Expect these blocks for so long."""
+    def expect(
+        self, rank: WorkerRank, hashes: bytes, *, now: float, ttl_s: float, start: int = 0
+    ) -> None:
+        """Expect a prompt's blocks from `start` on for so long."""
 
     def leading_each(
         self, ranks: Sequence[WorkerRank], hashes: bytes, starts: Sequence[int], now: float
@@ -29,8 +30,8 @@ class Expectations(Protocol):
     def confirm(self, rank: WorkerRank, hashes: bytes) -> None:
         """Events have these blocks."""
 
-    def withdraw(self, rank: WorkerRank, hashes: bytes) -> None:
-        """Take back a prediction of these blocks."""
+    def withdraw(self, rank: WorkerRank, hashes: bytes, *, start: int = 0) -> None:
+        """Take back a prediction of a prompt's blocks from `start` on."""
 
     def expire(self, now: float) -> None:
         """Forget what has not come in time."""
@@ -56,16 +57,18 @@ class JointPredictions:
         self._others = others
         self._sample = Sampler()
 
-    def expect(self, rank: WorkerRank, hashes: bytes, *, now: float, ttl_s: float) -> None:
+    def expect(
+        self, rank: WorkerRank, hashes: bytes, *, now: float, ttl_s: float, start: int = 0
+    ) -> None:
         """Expect blocks because this router has routed there."""
-        self._own.expect(rank, hashes, now=now, ttl_s=ttl_s)
+        self._own.expect(rank, hashes, now=now, ttl_s=ttl_s, start=start)
 
     def leading_each(
         self, ranks: Sequence[WorkerRank], hashes: bytes, starts: Sequence[int], now: float
     ) -> list[int]:
         """How many blocks are expected on each rank, from its start to the first that is not."""
         own = self._own.leading_each(ranks, hashes, starts, now)
-        if not len(self._others):
+        if not self._others:
             return own
         firsts = [samples_within(start) for start in starts]
         counts = self._others.leading_each(ranks, self._sample(hashes), firsts, now)
@@ -79,9 +82,9 @@ class JointPredictions:
         self._own.confirm(rank, hashes)
         self._others.confirm(rank, hashes)
 
-    def withdraw(self, rank: WorkerRank, hashes: bytes) -> None:
+    def withdraw(self, rank: WorkerRank, hashes: bytes, *, start: int = 0) -> None:
         """Take back an own prediction; what others were told of runs out by itself."""
-        self._own.withdraw(rank, hashes)
+        self._own.withdraw(rank, hashes, start=start)
 
     def expire(self, now: float) -> None:
         """Forget what has not come in time."""
@@ -111,5 +114,10 @@ class JointPredictions:
 def expect_sampled(others: PredictedBlocks, booking: Booking, *, now: float, ttl_s: float) -> None:
     """Expect what another replica's booking has computed, for the rest of its time."""
     rank = WorkerRank(booking.worker, booking.dp_rank)
-    computed = booking.samples[booking.cached_samples * HASH_BYTES :]
-    others.expect(rank, computed, now=now, ttl_s=ttl_s - booking.age_ms / 1000)
+    others.expect(
+        rank,
+        booking.samples,
+        now=now,
+        ttl_s=ttl_s - booking.age_ms / 1000,
+        start=booking.cached_samples,
+    )

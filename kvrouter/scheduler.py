@@ -16,7 +16,7 @@ from events import WorkerRank
 from indexer import Overlap, RadixIndex
 from kvrouter.load import Lease, LoadView
 from kvrouter.policy import Candidate, Decision, NoCandidate, Policy, Survey, TierCredit
-from kvrouter.prompt import HASH_BYTES, Prompt
+from kvrouter.prompt import Prompt
 
 DEFAULT_BLOCK_SIZE = 16
 PREDICTION_TTL_S = 10.0
@@ -40,10 +40,12 @@ class Predictions(Protocol):
     ) -> list[int]:
         """How many blocks are expected on each rank, from its own start on."""
 
-    def expect(self, rank: WorkerRank, hashes: bytes, *, now: float, ttl_s: float) -> None:
-        """Expect these blocks."""
+    def expect(
+        self, rank: WorkerRank, hashes: bytes, *, now: float, ttl_s: float, start: int = 0
+    ) -> None:
+        """Expect a prompt's blocks from `start` on."""
 
-    def withdraw(self, rank: WorkerRank, hashes: bytes) -> None:
+    def withdraw(self, rank: WorkerRank, hashes: bytes, *, start: int = 0) -> None:
         """Take back one such expectation."""
 
     def expire(self, now: float) -> None:
@@ -132,7 +134,8 @@ class Scheduler:
     def withdraw(self, prompt: Prompt, placement: Placement) -> None:
         """The engine did not compute the prompt: its blocks are not expected there any more."""
         chosen = placement.decision.chosen
-        self._predicted.withdraw(chosen.rank, _expected(prompt, chosen))
+        hashes = prompt.hashes(chosen.block_size)
+        self._predicted.withdraw(chosen.rank, hashes, start=chosen.overlap.gpu)
 
     def look_anew(self) -> None:
         """What ranks said of their block sizes may have changed."""
@@ -261,12 +264,10 @@ class Scheduler:
     def _expect(self, prompt: Prompt, chosen: Candidate, now: float) -> None:
         """Predict the blocks that the engine will report when it has computed them."""
         self._predicted.expire(now)
-        hashes = _expected(prompt, chosen)
-        if hashes:
-            ttl_s = self._prediction_ttl_s(chosen.rank)
-            self._predicted.expect(chosen.rank, hashes, now=now, ttl_s=ttl_s)
-
-
-def _expected(prompt: Prompt, chosen: Candidate) -> bytes:
-    """What the engine will report once it has computed the prompt."""
-    return prompt.hashes(chosen.block_size)[chosen.overlap.gpu * HASH_BYTES :]
+        self._predicted.expect(
+            chosen.rank,
+            prompt.hashes(chosen.block_size),
+            now=now,
+            ttl_s=self._prediction_ttl_s(chosen.rank),
+            start=chosen.overlap.gpu,
+        )

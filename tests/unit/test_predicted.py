@@ -6,10 +6,15 @@ import pytest
 
 from events import WorkerRank
 from indexer import InvariantError, PredictedBlocks, block_hashes
+from indexer.guesses import MARK_BLOCKS
 
 RANK = WorkerRank("w", 0)
 OTHER = WorkerRank("w", 1)
 HASHES = block_hashes(range(10), 1)
+
+
+def blocks_of(hashes: bytes) -> list[bytes]:
+    return [hashes[at : at + 8] for at in range(0, len(hashes), 8)]
 
 
 @pytest.fixture
@@ -126,39 +131,107 @@ def test_nothing_is_predicted_for_no_blocks_or_no_time(predicted: PredictedBlock
     predicted.check()
 
 
-def test_any_order_of_calls_agrees_with_a_plain_list_of_predictions() -> None:
+class Plain:
+    """Predictions as a plain map from block to time: what `PredictedBlocks` has to agree with."""
+
+    def __init__(self) -> None:
+        self.until: dict[tuple[WorkerRank, bytes], float] = {}
+
+    def expect(self, rank: WorkerRank, blocks: list[bytes], until: float) -> None:
+        for block in blocks:
+            self.until[rank, block] = max(until, self.until.get((rank, block), 0.0))
+
+    def forget(self, rank: WorkerRank, blocks: list[bytes]) -> float:
+        """The longest time of any of them."""
+        return max((self.until.pop((rank, block), 0.0) for block in blocks), default=0.0)
+
+    def drop(self, rank: WorkerRank) -> None:
+        self.until = {key: until for key, until in self.until.items() if key[0] != rank}
+
+    def leading(self, rank: WorkerRank, blocks: list[bytes], now: float) -> int:
+        live = [self.until.get((rank, block), 0.0) > now for block in blocks]
+        return [*live, False].index(False)
+
+
+@pytest.mark.parametrize("doubles", [1, 9])
+def test_any_order_of_calls_agrees_with_a_plain_list_of_predictions(doubles: int) -> None:
+    """Prompts of 8 blocks, fewer than lie between two marks, and of 72.
+
+    Of what is confirmed, the first few blocks may be overlooked, and nothing else.
+    """
     rng = random.Random(6)
-    predicted = PredictedBlocks()
-    prompts = [block_hashes([rng.randrange(2) for _ in range(8)], 1) for _ in range(20)]
-    plain: dict[tuple[WorkerRank, bytes], float] = {}
+    predicted, plain = PredictedBlocks(), Plain()
+    bits = [[rng.randrange(2) for _ in range(8)] for _ in range(20)]
+    prompts = [block_hashes([bit for bit in each for _ in range(doubles)], 1) for each in bits]
+    length = 8 * doubles
     now = 0.0
-    for _ in range(1000):
+    for _ in range(1200 // doubles + 200):
         now += rng.choice([0.0, 0.5, rng.random()])
         rank, hashes = rng.choice([RANK, OTHER]), rng.choice(prompts)
-        blocks = [hashes[at : at + 8] for at in range(0, len(hashes), 8)]
-        first, last = sorted((rng.randrange(9), rng.randrange(9)))
-        action = rng.choice([*["expect"] * 4, "confirm", "expire", "drop"])
-        if action == "expect":
-            ttl_s = rng.choice([0.5, 2.0, 3.0, rng.random() * 5 + 0.01])
-            predicted.expect(rank, hashes[first * 8 : last * 8], now=now, ttl_s=ttl_s)
-            for block in blocks[first:last]:
-                plain[rank, block] = max(now + ttl_s, plain.get((rank, block), 0.0))
-        elif action == "confirm":
-            predicted.confirm(rank, hashes[first * 8 : last * 8])
-            for block in blocks[first:last]:
-                plain.pop((rank, block), None)
-        elif action == "expire":
-            predicted.expire(now)
-        elif rng.random() < 0.1:
-            predicted.drop(rank)
-            plain = {key: until for key, until in plain.items() if key[0] != rank}
+        first, last = sorted((rng.randrange(length + 1), rng.randrange(length + 1)))
+        ttl_s = rng.choice([0.5, 2.0, 3.0, rng.random() * 5 + 0.01])
+        match rng.choice([*["expect"] * 4, "confirm", "expire", "drop"]):
+            case "expect":
+                predicted.expect(rank, hashes[: last * 8], now=now, ttl_s=ttl_s, start=first)
+                plain.expect(rank, blocks_of(hashes)[first:last], now + ttl_s)
+            case "confirm":
+                predicted.confirm(rank, hashes[first * 8 : last * 8])
+                seen = first
+                while seen < min(last, first + MARK_BLOCKS - 1) and predicted.leading(
+                    rank, hashes, seen, now
+                ):
+                    seen += 1
+                plain.forget(rank, blocks_of(hashes)[seen:last])
+            case "expire":
+                predicted.expire(now)
+            case _ if rng.random() < 0.1:
+                predicted.drop(rank)
+                plain.drop(rank)
         predicted.check()
         hashes = rng.choice(prompts)
-        blocks = [hashes[at : at + 8] for at in range(0, len(hashes), 8)]
-        live = [plain.get((rank, block), 0.0) > now for block in blocks]
-        for start in range(9):
-            expected = [*live[start:], False].index(False)
+        for start in range(length + 1):
+            expected = plain.leading(rank, blocks_of(hashes)[start:], now)
             assert predicted.leading(rank, hashes, start, now) == expected
+
+
+def test_a_withdrawal_takes_back_what_no_other_prediction_expects() -> None:
+    """Any predictions of long prompts, none confirmed: as if one had never been made."""
+    rng = random.Random(7)
+    for _ in range(40):
+        predicted, plain = PredictedBlocks(), Plain()
+        bits = [[rng.randrange(2) for _ in range(8)] for _ in range(4)]
+        prompts = [block_hashes([bit for bit in each for _ in range(9)], 1) for each in bits]
+        ends = rng.sample(range(37, 73), 6)
+        made = [(rng.choice(prompts), rng.randrange(36), end) for end in ends]
+        taken = rng.randrange(6)
+        for number, (hashes, first, last) in enumerate(made):
+            predicted.expect(RANK, hashes[: last * 8], now=number, ttl_s=10.0, start=first)
+            if number != taken:
+                plain.expect(RANK, blocks_of(hashes)[first:last], number + 10.0)
+        hashes, first, last = made[taken]
+        predicted.withdraw(RANK, hashes[: last * 8], start=first)
+        predicted.check()
+        for hashes in prompts:
+            for now in (6.0, 12.5, 14.5):
+                lengths = [predicted.leading(RANK, hashes, start, now) for start in range(73)]
+                blocks = blocks_of(hashes)
+                assert lengths == [plain.leading(RANK, blocks[at:], now) for at in range(73)]
+
+
+def test_hashes_that_are_no_chain_harm_nothing(predicted: PredictedBlocks) -> None:
+    """Another router's message may hold anything: the same block twice, blocks in another order."""
+    rng = random.Random(8)
+    blocks = blocks_of(block_hashes(range(6), 1))
+    for number in range(2000):
+        hashes = b"".join(rng.choices(blocks, k=rng.randrange(40)))
+        start = rng.randrange(40)
+        predicted.expect(RANK, hashes, now=number * 0.1, ttl_s=rng.random(), start=start)
+        predicted.confirm(RANK, b"".join(rng.choices(blocks, k=3)))
+        predicted.leading(RANK, hashes, 0, number * 0.1)
+        predicted.withdraw(RANK, hashes, start=start)
+        predicted.expire(number * 0.1 - 0.5)
+    predicted.expire(300.0)
+    assert not predicted
 
 
 def test_a_prompt_that_grows_is_expected_as_one(predicted: PredictedBlocks) -> None:
