@@ -64,6 +64,7 @@ class NatsSource:
         self._history = subjects.history(rank.worker, rank.dp_rank)
         self._answers = subjects.answers(router, number)
         settings = settings or SubscriptionSettings(replay_timeout_s=1.0)
+        self._rule = rule
         self._core = RelayedStream(rule, settings, relay_silent_s=relay_silent_s)
         self._todo: deque[Command] = deque()
         self._wake = asyncio.Event()
@@ -85,6 +86,11 @@ class NatsSource:
         """Why there is no connection to the stream, in words."""
         if not self._link.is_connected:
             return "no connection to the event stream: none to NATS"
+        if self._core.other_rule is not None:
+            return (
+                f"its relay hashes blocks by rule {self._core.other_rule}, not {self._rule}: "
+                "relay and router must be of versions with the same hash rule"
+            )
         if self._core.silent_since is None:
             return f"no connection to the event stream: no relay publishes it as {self.rank.worker}"
         unix_s = time.time() - (time.monotonic() - self._core.silent_since)

@@ -17,9 +17,15 @@ Rules
 * Relays say again and again how far they are. One that has been silent for `relay_silent_s` is
   lost, whatever it was at: CONNECTING. Its next word begins with a question.
 * What waits is bounded; when it is too much it is dropped, which is a gap like any other.
+* Blocks that are hashed by another rule cannot be used: neither heads, batches nor answers of such
+  a relay count.
+
+The table at the end of the class says which handler takes which input in which phase.
 """
 
-from typing import TypeAlias
+from collections.abc import Callable
+from enum import Enum, auto
+from typing import Any, ClassVar, TypeAlias
 
 from events.relayed import (
     RELAY_SILENT_S,
@@ -49,11 +55,53 @@ WHOLE_STATE = -1
 _Body: TypeAlias = Batch | StatePart | Head
 
 
+class Phase(Enum):
+    """Where the stream is.
+
+    APART: no connection. UNHEARD: connected, but no relay is heard. ASKING: a question is
+    outstanding and live batches wait. FOLLOWING: batches are applied as they come. DEGRADED:
+    likewise, but what was missed could not be had.
+    """
+
+    APART = auto()
+    UNHEARD = auto()
+    ASKING = auto()
+    FOLLOWING = auto()
+    DEGRADED = auto()
+
+
+class Input(Enum):
+    """What can happen to the stream."""
+
+    CONNECTED = auto()
+    DISCONNECTED = auto()
+    HEAD = auto()
+    BATCH = auto()
+    OTHER_EPOCH = auto()  # a head or a batch of another beginning
+    OTHER_RULE = auto()  # a head, maybe in an answer, of blocks that are hashed otherwise
+    ANSWERED = auto()
+    OVERDUE = auto()
+    SILENCE = auto()  # nothing was heard for `relay_silent_s`
+    RESYNC = auto()
+
+
+_STATES = {
+    Phase.APART: StreamState.CONNECTING,
+    Phase.UNHEARD: StreamState.CONNECTING,
+    Phase.ASKING: StreamState.REPLAYING,
+    Phase.FOLLOWING: StreamState.LIVE,
+    Phase.DEGRADED: StreamState.DEGRADED,
+}
+_Fed: TypeAlias = Batch | Head | Answer
+_NOTHING = Head(0, 0, "", 0)
+
+
 class RelayedStream:
     """One rank. Feed it what happens, carry out what it returns; `now` is monotonic, in seconds.
 
     Call `tick` when `deadline()` has come. `rule` is the version of our own hash rule.
-    `silent_since` is when the relay was last heard if it is lost for its silence, else None.
+    `silent_since` is when the relay was last heard if it is lost for its silence, else None;
+    `other_rule` is the hash rule of a relay that cannot be used, if no other was heard since.
     """
 
     def __init__(
@@ -66,16 +114,17 @@ class RelayedStream:
         self.stats = StreamStats()
         self.epoch = 0
         self.silent_since: float | None = None
+        self.other_rule: int | None = None
         self._rule = rule
+        self._other_rule_epoch: int | None = None
         self._settings = settings or SubscriptionSettings()
         self._relay_silent_s = relay_silent_s
         self._heard_at = 0.0
         """When the relay was heard last; since the connect at the earliest."""
         self._epoch_since = 0.0
-        self._phase = StreamState.CONNECTING
+        self._phase = Phase.APART
         self._announced = StreamState.CONNECTING
         self._relay_hears = StreamState.LIVE
-        self._is_linked = False
         self._next = 0
         self._head = 0
         self._waiting: dict[int, Batch] = {}
@@ -92,8 +141,8 @@ class RelayedStream:
     @property
     def state(self) -> StreamState:
         """The state as others should see it: that of the worse half of the way."""
-        if self._phase is not StreamState.LIVE:
-            return self._phase
+        if self._phase is not Phase.FOLLOWING:
+            return _STATES[self._phase]
         if self._relay_hears is not StreamState.LIVE:
             return self._relay_hears
         return StreamState.SILENT if self._silent else StreamState.LIVE
@@ -107,66 +156,42 @@ class RelayedStream:
 
     def connected(self, now: float) -> list[Command]:
         """There is a connection, and the subscriptions stand."""
-        self._is_linked = True
-        self._hear(now)
-        self._begin_asking(now)
-        return self._commands()
+        return self._take(Input.CONNECTED, now)
 
     def disconnected(self) -> list[Command]:
         """There is none any more."""
-        self._is_linked = False
-        self.silent_since = None
-        self._lose_touch()
-        return self._commands()
+        return self._take(Input.DISCONNECTED, self._heard_at)
 
     def live(self, message: Batch | Head, now: float) -> list[Command]:
         """A published message."""
-        if isinstance(message, Head) and message.rule != self._rule:
-            self._out.append(
-                Complain(f"blocks are hashed by rule {message.rule}, not {self._rule}")
-            )
-            return self._commands()
-        if self._is_linked and self._is_of_now(message, now):
-            if isinstance(message, Head):
-                self._take_head(message, now)
-            else:
-                self._take_batch(message, now)
-        return self._commands()
+        if isinstance(message, Head):
+            is_ours = message.rule == self._rule
+        else:
+            is_ours = message.epoch != self._other_rule_epoch
+        if not is_ours:
+            what = Input.OTHER_RULE
+        elif message.epoch != self.epoch:
+            what = Input.OTHER_EPOCH
+        else:
+            what = _kind(message)
+        return self._take(what, now, message)
 
     def answered(self, answer: Answer, now: float) -> list[Command]:
         """A part of an answer."""
-        if answer.attempt != self._attempt or self._phase is not StreamState.REPLAYING:
+        if answer.attempt != self._attempt or not answer.bodies:
             return []
-        epoch = answer.bodies[-1].epoch if answer.bodies else 0
-        if epoch < self._answers_epoch:
-            return []  # of the other of two relays; both hear the question
-        if epoch > self._answers_epoch:
-            self._answers, self._answers_epoch = {}, epoch
-        self._hear(now)
-        self._answers[answer.number] = answer
-        self._ask_again_at = now + self._settings.replay_timeout_s
-        if len(self._answers) == answer.total:
-            bodies = [
-                body for number in sorted(self._answers) for body in self._answers[number].bodies
-            ]
-            self._answers = {}
-            self._take_answer(bodies, now)
-        return self._commands()
+        return self._take(Input.ANSWERED, now, answer)
 
     def tick(self, now: float) -> list[Command]:
         """Time has passed."""
         lost_at = self._relay_lost_at()
         if lost_at is not None and now >= lost_at:
-            self.silent_since = self._heard_at
-            self._lose_touch()
+            self._handle(Input.SILENCE, now)
         silence = self._silence_due()
         if silence is not None and now >= silence:
             self._silent = True
         if self._ask_again_at is not None and now >= self._ask_again_at:
-            if self._phase is StreamState.REPLAYING and self._tries >= self._settings.replay_tries:
-                self._give_up(now)
-            else:
-                self._ask(now)
+            self._handle(Input.OVERDUE, now)
         return self._commands()
 
     def expect_blocks(self, now: float) -> None:
@@ -176,23 +201,56 @@ class RelayedStream:
 
     def resync(self, now: float) -> list[Command]:
         """The index does not trust the rank's blocks: drop them and ask for the state."""
-        self._drop_blocks(ResyncReason.REQUESTED, "the index asked for it")
-        self._wants_state = True
-        if self._is_linked:
-            self._begin_asking(now)
+        return self._take(Input.RESYNC, now)
+
+    # The machine
+
+    def _take(self, what: Input, now: float, fed: _Fed = _NOTHING) -> list[Command]:
+        self._handle(what, now, fed)
         return self._commands()
 
-    # Live messages
+    def _handle(self, what: Input, now: float, fed: _Fed = _NOTHING) -> None:
+        self._handlers[self._phase, what](self, fed, now)
 
-    def _is_of_now(self, message: Batch | Head, now: float) -> bool:
-        if message.epoch < self.epoch and now < self._heard_at + self._relay_silent_s:
-            self._ignore_older(message, now)
-            return False
-        if message.epoch != self.epoch:
-            self._begin_epoch(message.epoch, now)
-            self._begin_asking(now)
+    def _commands(self) -> list[Command]:
+        if self.state is not self._announced:
+            self._announced = self.state
+            self._out.append(StateChanged(self._announced))
+        out, self._out = self._out, []
+        return out
+
+    def _ignore(self, fed: _Fed, now: float) -> None: ...
+
+    # Connecting
+
+    def _greet(self, _fed: _Fed, now: float) -> None:
         self._hear(now)
-        return True
+        self._begin_asking(now)
+
+    def _part(self, _fed: _Fed, _now: float) -> None:
+        self.silent_since = self.other_rule = None
+        self._lose_touch(Phase.APART)
+
+    def _lose_relay(self, _fed: _Fed, _now: float) -> None:
+        self.silent_since = self._heard_at
+        self._lose_touch(Phase.UNHEARD)
+
+    def _lose_touch(self, phase: Phase) -> None:
+        """Nobody is there to be asked, or to go on with what waits."""
+        self._phase = phase
+        self._ask_again_at = None
+        self._waiting.clear()
+        self._expecting_since, self._silent = None, False
+
+    # Other beginnings, and other rules
+
+    def _judge_epoch(self, fed: Batch | Head, now: float) -> None:
+        if fed.epoch < self.epoch and now < self._heard_at + self._relay_silent_s:
+            self._ignore_older(fed, now)
+            return
+        self._begin_epoch(fed.epoch, now)
+        self._begin_asking(now)
+        self._handle(_kind(fed), now, fed)
 
     def _ignore_older(self, message: Batch | Head, now: float) -> None:
         self.stats.duplicates += 1
@@ -212,45 +270,69 @@ class RelayedStream:
 
     def _hear(self, now: float) -> None:
         self._heard_at = now
-        self.silent_since = None
+        self.silent_since = self.other_rule = None
 
-    def _take_head(self, head: Head, now: float) -> None:
-        self._relay_hears = _stream_state(head.stream)
-        self._head = max(self._head, head.next)
-        if self._phase is StreamState.CONNECTING:
-            self._begin_asking(now)
-        elif self._phase is not StreamState.REPLAYING and self._head > self._next:
+    def _refuse(self, fed: Batch | Head, _now: float) -> None:
+        """Batches of its may wait already: they do not say by which rule they are."""
+        if not isinstance(fed, Head):
+            return
+        self.other_rule, self._other_rule_epoch = fed.rule, fed.epoch
+        if self.epoch == fed.epoch:
+            self._waiting.clear()
+        self._out.append(Complain(f"blocks are hashed by rule {fed.rule}, not {self._rule}"))
+
+    # Live messages
+
+    def _meet_head(self, fed: Head, now: float) -> None:
+        self._note_head(fed, now)
+        self._begin_asking(now)
+
+    def _note_head(self, fed: Head, now: float) -> None:
+        self._hear(now)
+        self._relay_hears = _stream_state(fed.stream)
+        self._head = max(self._head, fed.next)
+
+    def _compare_head(self, fed: Head, now: float) -> None:
+        self._note_head(fed, now)
+        if self._head > self._next:
             self.stats.gaps += 1
             self._begin_asking(now)
 
-    def _take_batch(self, batch: Batch, now: float) -> None:
-        if batch.seqno < self._next or batch.seqno in self._waiting:
+    def _meet_batch(self, fed: Batch, now: float) -> None:
+        if self._wait(fed, now):
+            self._begin_asking(now)
+
+    def _wait(self, fed: Batch, now: float) -> bool:
+        """Keep a batch for later; False if it is none to be kept."""
+        self._hear(now)
+        if fed.seqno < self._next or fed.seqno in self._waiting:
             self.stats.duplicates += 1
-            return
-        asking = self._phase in (StreamState.REPLAYING, StreamState.CONNECTING)
-        if batch.seqno == self._next and not asking:
-            self._deliver(batch, now, replayed=False)
-            return
-        self._hold(batch)
-        if not asking:
-            self.stats.gaps += 1
-        if self._phase is not StreamState.REPLAYING:
-            self._begin_asking(now)
-
-    def _hold(self, batch: Batch) -> None:
+            return False
         if len(self._waiting) >= self._settings.max_waiting_batches:
             self.stats.overflows += 1
             self._waiting.clear()
-        self._waiting[batch.seqno] = batch
+        self._waiting[fed.seqno] = fed
+        return True
+
+    def _hold(self, fed: Batch, now: float) -> None:
+        self._wait(fed, now)
+
+    def _follow(self, fed: Batch, now: float) -> None:
+        if fed.seqno == self._next:
+            self._hear(now)
+            self._deliver(fed, now, replayed=False)
+        elif self._wait(fed, now):
+            self.stats.gaps += 1
+            self._begin_asking(now)
 
     # Asking
 
     def _begin_asking(self, now: float) -> None:
         self._tries = 0
-        self._ask(now)
+        self._ask(_NOTHING, now)
 
-    def _ask(self, now: float) -> None:
-        self._phase = StreamState.REPLAYING
+    def _ask(self, _fed: _Fed, now: float) -> None:
+        self._phase = Phase.ASKING
         self._attempt += 1
         self._tries += 1
         self._answers, self._answers_epoch = {}, self.epoch
@@ -258,6 +340,12 @@ class RelayedStream:
         self._ask_again_at = now + self._settings.replay_timeout_s
         start = WHOLE_STATE if self._wants_state else self._next
         self._out.append(RequestReplay(start, self._attempt))
+
+    def _try_again(self, fed: _Fed, now: float) -> None:
+        if self._tries < self._settings.replay_tries:
+            self._ask(fed, now)
+        else:
+            self._give_up(now)
 
     def _give_up(self, now: float) -> None:
         self._ask_again_at = now + self._settings.replay_pause_s
@@ -268,10 +356,39 @@ class RelayedStream:
                 self._drop_blocks(ResyncReason.REPLAY_FAILED, f"no answer about batch {self._next}")
                 self._next = first
                 self._wants_state = True
-            self._phase = StreamState.DEGRADED
+            self._phase = Phase.DEGRADED
             self._drain(now)
         else:
-            self._phase = StreamState.CONNECTING
+            self._phase = Phase.UNHEARD
+
+    def _mistrust(self, _fed: _Fed, _now: float) -> None:
+        self._drop_blocks(ResyncReason.REQUESTED, "the index asked for it")
+        self._wants_state = True
+
+    def _mistrust_and_ask(self, fed: _Fed, now: float) -> None:
+        self._mistrust(fed, now)
+        self._begin_asking(now)
+
+    # Answers
+
+    def _take_part(self, fed: Answer, now: float) -> None:
+        last = fed.bodies[-1]
+        if isinstance(last, Head) and last.rule != self._rule:
+            self._handle(Input.OTHER_RULE, now, last)
+            return
+        if last.epoch < self._answers_epoch:
+            return  # of the other of two relays; both hear the question
+        if last.epoch > self._answers_epoch:
+            self._answers, self._answers_epoch = {}, last.epoch
+        self._hear(now)
+        self._answers[fed.number] = fed
+        self._ask_again_at = now + self._settings.replay_timeout_s
+        if len(self._answers) == fed.total:
+            bodies = [
+                body for number in sorted(self._answers) for body in self._answers[number].bodies
+            ]
+            self._answers = {}
+            self._take_answer(bodies, now)
 
     def _take_answer(self, bodies: list[_Body], now: float) -> None:
         epoch = bodies[-1].epoch
@@ -287,7 +404,7 @@ class RelayedStream:
                 self._relay_hears = _stream_state(body.stream)
                 self._head = body.next
         self._ask_again_at = None
-        self._phase = StreamState.LIVE
+        self._phase = Phase.FOLLOWING
         self._drain(now)
 
     def _drain(self, now: float) -> None:
@@ -296,9 +413,9 @@ class RelayedStream:
             self._deliver(self._waiting.pop(self._next), now, replayed=False)
         for seqno in [seqno for seqno in self._waiting if seqno < self._next]:
             del self._waiting[seqno]
-        if self._phase is StreamState.LIVE and (self._waiting or self._head > self._next):
+        if self._phase is Phase.FOLLOWING and (self._waiting or self._head > self._next):
             self._begin_asking(now)
-        elif self._phase is StreamState.DEGRADED:
+        elif self._phase is Phase.DEGRADED:
             self._waiting.clear()
 
     # What comes of it
@@ -333,29 +450,50 @@ class RelayedStream:
         self.stats.cold = True
         self._out.append(Resync(reason, detail))
 
-    def _lose_touch(self) -> None:
-        """Nobody is there to be asked, or to go on with what waits."""
-        self._phase = StreamState.CONNECTING
-        self._ask_again_at = None
-        self._waiting.clear()
-        self._expecting_since, self._silent = None, False
-
     def _relay_lost_at(self) -> float | None:
-        if not self.epoch or self._phase is StreamState.CONNECTING:
+        if not self.epoch or self._phase in (Phase.APART, Phase.UNHEARD):
             return None
         return self._heard_at + self._relay_silent_s
 
     def _silence_due(self) -> float | None:
-        if self._expecting_since is None or self._silent or self._phase is not StreamState.LIVE:
+        if self._expecting_since is None or self._silent or self._phase is not Phase.FOLLOWING:
             return None
         return self._expecting_since + self._settings.silent_after_s
 
-    def _commands(self) -> list[Command]:
-        if self.state is not self._announced:
-            self._announced = self.state
-            self._out.append(StateChanged(self._announced))
-        out, self._out = self._out, []
-        return out
+    # Which handler takes which input in which phase. Answers that come when no question is
+    # outstanding are late ones.
+    # Each is fed what belongs to its input, so there is no one type.
+    _Handler: TypeAlias = Callable[["RelayedStream", Any, float], None]
+    # fmt: off
+    _ROWS: ClassVar[dict[Phase, tuple[_Handler, ...]]] = {
+        # CONNECTED, DISCONNECTED, HEAD, BATCH, OTHER_EPOCH, OTHER_RULE,
+        # ANSWERED, OVERDUE, SILENCE, RESYNC
+        Phase.APART:
+            (_greet, _part, _ignore, _ignore, _ignore, _ignore,
+             _ignore, _ignore, _ignore, _mistrust),
+        Phase.UNHEARD:
+            (_greet, _part, _meet_head, _meet_batch, _judge_epoch, _refuse,
+             _ignore, _ask, _ignore, _mistrust_and_ask),
+        Phase.ASKING:
+            (_greet, _part, _note_head, _hold, _judge_epoch, _refuse,
+             _take_part, _try_again, _lose_relay, _mistrust_and_ask),
+        Phase.FOLLOWING:
+            (_greet, _part, _compare_head, _follow, _judge_epoch, _refuse,
+             _ignore, _ignore, _lose_relay, _mistrust_and_ask),
+        Phase.DEGRADED:
+            (_greet, _part, _compare_head, _follow, _judge_epoch, _refuse,
+             _ignore, _ask, _lose_relay, _mistrust_and_ask),
+    }
+    # fmt: on
+    _handlers: ClassVar[dict[tuple[Phase, Input], _Handler]] = {
+        (phase, what): handler
+        for phase, row in _ROWS.items()
+        for what, handler in zip(Input, row, strict=True)
+    }
+
+
+def _kind(message: Batch | Head) -> Input:
+    return Input.HEAD if isinstance(message, Head) else Input.BATCH
 
 
 def _stream_state(name: str) -> StreamState:

@@ -78,6 +78,7 @@ class Rig:
     truth: RadixIndex = field(default_factory=RadixIndex)
     published: int = 0
     relay_silent_s: float = RELAY_SILENT_S
+    rule: int = RULE_VERSION
 
     def publish(self, batch: EventBatch) -> None:
         self.truth.apply(RANK, batch)
@@ -111,7 +112,7 @@ class Rig:
             SUBJECTS,
             router="r",
             number=1,
-            rule=RULE_VERSION,
+            rule=self.rule,
             settings=SETTINGS,
             relay_silent_s=self.relay_silent_s,
         )
@@ -279,6 +280,18 @@ async def test_no_relay_is_no_connection(rig: Rig) -> None:
         assert source.state is not StreamState.LIVE
         await eventually(lambda: source.state is StreamState.CONNECTING)
         assert f"no relay publishes it as {RANK.worker}" in source.absence
+
+
+async def test_a_relay_with_another_hash_rule_is_not_used_and_that_is_said(rig: Rig) -> None:
+    """Relay and router are of different versions."""
+    rig.rule = RULE_VERSION + 1
+    rig.publish_some(20)
+    async with rig.source() as (source, sink):
+        await eventually(
+            lambda: source.state is StreamState.CONNECTING and "rule" in source.absence
+        )
+        assert f"by rule {RULE_VERSION}, not {rig.rule}" in source.absence
+        assert sink.index.blocks(RANK) == 0
 
 
 async def test_a_relay_that_falls_silent_is_lost_and_its_engines_old_blocks_go_when_it_is_back(

@@ -4,7 +4,7 @@ import pytest
 
 from events import BlocksRemoved
 from events.relayed import Answer, Batch, Head, StatePart, Want, decode, encode, to_wire
-from events.relayed_stream import WHOLE_STATE, RelayedStream
+from events.relayed_stream import WHOLE_STATE, Input, Phase, RelayedStream
 from events.stream import (
     Command,
     Complain,
@@ -259,3 +259,83 @@ def test_events_that_cannot_be_read_cost_the_blocks() -> None:
     commands = core.live(broken, 1.0)
     assert resyncs(commands) == [ResyncReason.MALFORMED]
     assert core.stats.malformed_payloads == 1
+
+
+def test_neither_batches_nor_answers_by_another_rule_are_used() -> None:
+    """A router is updated before the relays."""
+    core = RelayedStream(1, SETTINGS)
+    core.connected(0.0)
+    (ask,) = asked(core.live(batch(3), 0.0))
+    commands = core.answered(Answer(ask.attempt, 0, 1, [StatePart(1, 3, []), head(3, rule=2)]), 0.1)
+    assert seqnos(commands) == []
+    assert core.other_rule == 2
+    core.live(batch(4), 0.2)
+    core.tick(1.0)
+    assert seqnos(core.tick(2.0)) == []
+    assert core.state is StreamState.CONNECTING
+    core.live(head(0, epoch=2), 3.0)
+    assert core.other_rule is None
+
+
+def test_an_answer_without_anything_is_none() -> None:
+    core = RelayedStream(1, SETTINGS)
+    (ask,) = asked(core.connected(0.0))
+    assert core.answered(Answer(ask.attempt, 0, 1, []), 0.0) == []
+    assert core.state is StreamState.REPLAYING
+
+
+def in_phase(phase: Phase) -> RelayedStream:
+    """A stream in this phase, at 10 s, that has applied all before batch 5."""
+    core = live_at(5)
+    if phase is Phase.APART:
+        core.disconnected()
+    elif phase is Phase.UNHEARD:
+        core.tick(RELAY_SILENT_S)
+    elif phase is not Phase.FOLLOWING:
+        core.live(batch(6), 8.0)
+    if phase is Phase.DEGRADED:
+        core.tick(9.0)
+        core.tick(10.0)
+    assert core._phase is phase
+    return core
+
+
+_P, _U, _A, _F, _D = Phase
+
+AFTER: dict[Input, tuple[Phase, ...]] = {
+    #                   APART UNHEARD ASKING FOLLOWING DEGRADED
+    Input.CONNECTED: (_A, _A, _A, _A, _A),
+    Input.DISCONNECTED: (_P, _P, _P, _P, _P),
+    Input.HEAD: (_P, _A, _A, _F, _D),
+    Input.BATCH: (_P, _A, _A, _F, _D),
+    Input.OTHER_EPOCH: (_P, _A, _A, _A, _A),
+    Input.OTHER_RULE: (_P, _U, _A, _F, _D),
+    Input.ANSWERED: (_P, _U, _F, _F, _D),
+    Input.OVERDUE: (_P, _A, _A, _F, _A),
+    Input.SILENCE: (_P, _U, _U, _U, _U),
+    Input.RESYNC: (_P, _A, _A, _A, _A),
+}
+
+
+def test_the_table_is_complete() -> None:
+    assert set(RelayedStream._handlers) == {(phase, what) for phase in Phase for what in Input}
+    assert set(AFTER) == set(Input)
+
+
+@pytest.mark.parametrize("what", Input)
+@pytest.mark.parametrize("phase", Phase)
+def test_every_input_is_taken_in_every_phase(phase: Phase, what: Input) -> None:
+    """The full product; what would be late or early is ignored, not an error."""
+    core = in_phase(phase)
+    upcoming = core._next
+    fed: dict[Input, Batch | Head | Answer] = {
+        Input.BATCH: batch(upcoming),
+        Input.OTHER_EPOCH: batch(0, epoch=2),
+        Input.OTHER_RULE: head(upcoming, rule=2),
+        Input.ANSWERED: Answer(core._attempt, 0, 1, [StatePart(1, 7, []), head(7)]),
+    }
+    core._take(what, 10.0, fed.get(what, head(upcoming)))
+    assert core._phase is AFTER[what][list(Phase).index(phase)]
+    assert core._announced is core.state
+    assert core._phase is Phase.ASKING or not core._waiting
+    assert core._ask_again_at is not None or core._phase is not Phase.ASKING
