@@ -31,7 +31,7 @@ BLOCKS = 16_384
 BLOCK_SIZE = 64
 LEFT_ALONE = ("least_tokens", "kv:w=1")
 """What kv must never be worse than."""
-FORMS = ("round_robin", *LEFT_ALONE, "kv_blocks:guard_slack=4", "kv")
+FORMS = ("round_robin", "random", "least_requests", *LEFT_ALONE, "kv_blocks:guard_slack=4", "kv")
 DYNAMO: Mapping[str, tuple[str, dict[str, float]]] = {
     "dynamo round_robin": ("round_robin", {}),
     "dynamo kv": ("kv_router", {}),
