@@ -5,13 +5,43 @@ not announced for its lease stays for as long as its engine answers: a relay or 
 says nothing about engines. One whose relay stopped stays for one more lease, as it may be about
 to start again; without an answer of its engine it goes at once. While there is no connection to
 hear announcements on, no lease runs out.
+
+An announcement may also tell what the relay knows of the engine. That part stands for itself, so
+that what is wrong with it does not cost the worker.
 """
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Annotated
 
 import msgspec
-from msgspec import Struct, msgpack
+from msgspec import Meta, Struct, msgpack
+
+MAX_MODELS = 256
+MAX_RANKS = 1024
+_ModelName = Annotated[str, Meta(min_length=1, max_length=512)]
+_DpRank = Annotated[int, Meta(ge=0, lt=2**16)]
+
+
+class AnnouncedModel(Struct, array_like=True, frozen=True):
+    """One entry of the engine's list of models, as the engine has it."""
+
+    id: _ModelName
+    root: Annotated[str, Meta(max_length=4096)] | None = None
+    parent: _ModelName | None = None
+    max_model_len: Annotated[int, Meta(ge=1, le=2**40)] | None = None
+
+
+class Told(Struct, array_like=True, frozen=True):
+    """What a relay knows of its engine. Whatever it does not know is empty or None."""
+
+    models: Annotated[tuple[AnnouncedModel, ...], Meta(max_length=MAX_MODELS)] = ()
+    ranks: Annotated[tuple[_DpRank, ...], Meta(max_length=MAX_RANKS)] = ()
+    """Those whose events it relays."""
+    block_size: Annotated[int, Meta(ge=1, le=2**20)] | None = None
+    """In tokens."""
+    capacity_blocks: Annotated[int, Meta(ge=1, le=2**40)] | None = None
+    """Usable blocks of each rank."""
 
 
 class Announcement(Struct, array_like=True, tag="worker", frozen=True):
@@ -20,6 +50,8 @@ class Announcement(Struct, array_like=True, tag="worker", frozen=True):
     worker: str
     url: str
     lease_s: float
+    told: msgspec.Raw = msgspec.Raw()
+    """A `Told`, for `decode_told`; older relays send none."""
 
 
 class MalformedAnnouncement(ValueError):  # noqa: N818  the name says what it is
@@ -27,10 +59,36 @@ class MalformedAnnouncement(ValueError):  # noqa: N818  the name says what it is
 
 
 _decoder = msgpack.Decoder(Announcement)
+_told_decoder = msgpack.Decoder(Told)
+
+
+def encode_told(told: Told) -> msgspec.Raw:
+    """What an announcement carries of it."""
+    return msgspec.Raw(msgpack.encode(told))
+
+
+def decode_told(announcement: Announcement) -> Told | None:
+    """What the relay knows; None where it tells nothing. Raises MalformedAnnouncement."""
+    if not bytes(announcement.told):
+        return None
+    try:
+        told = _told_decoder.decode(announcement.told)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise MalformedAnnouncement(str(error)) from error
+    names = [name for model in told.models for name in (model.id, model.parent or model.id)]
+    if not all(name.isprintable() for name in names):
+        raise MalformedAnnouncement("a model's name has characters that cannot be shown")
+    if told.models and all(model.parent is not None for model in told.models):
+        raise MalformedAnnouncement("none of the models is a base model")
+    return told
 
 
 def encode_announcement(announcement: Announcement) -> bytes:
-    """The bytes of an announcement."""
+    """The bytes of an announcement; as in older versions where it tells nothing of the engine."""
+    if not bytes(announcement.told):
+        return msgpack.encode(
+            ("worker", announcement.worker, announcement.url, announcement.lease_s)
+        )
     return msgpack.encode(announcement)
 
 

@@ -5,14 +5,21 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 
-from events.announce import Announced, MalformedAnnouncement, decode_announcement
+from events.announce import (
+    Announced,
+    Announcement,
+    MalformedAnnouncement,
+    Told,
+    decode_announcement,
+    decode_told,
+)
 from events.nats_link import NatsLink, Received
 from events.sparingly import Sparingly
 from events.subjects import Subjects
-from kvrouter.config import ConfigError, announced_worker
+from kvrouter.config import ConfigError, RankEvents, announced_worker
 from kvrouter.fleet import Fleet
 from kvrouter.supervision import cancelled, supervised
-from kvrouter.workers import Worker, WorkerState
+from kvrouter.workers import ServedModel, Worker, WorkerFacts, WorkerState
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +43,8 @@ class Discovery:
         self._subjects = subjects
         self._make_keeper = make_keeper
         self._announced = Announced()
+        self._told: dict[str, tuple[str, WorkerFacts | None]] = {}
+        """What was said last of each announced worker, with its URL."""
         self._kept: dict[str, tuple[str, asyncio.Task[None]]] = {}
         self._complaints = Sparingly(_COMPLAIN_EVERY_S)
 
@@ -73,12 +82,25 @@ class Discovery:
             self._complain(message, str(error))
             return
         self._announced.heard(announcement, time.monotonic())
+        self._note(message, announcement)
+
+    def _note(self, message: Received, announcement: Announcement) -> None:
+        try:
+            told = decode_told(announcement)
+        except MalformedAnnouncement as error:
+            self._complain(message, f"what it tells of the engine is not used: {error}")
+            told = None
+        facts = None if told is None else _facts(told)
+        self._told[announcement.worker] = announcement.url, facts
+        worker = self._fleet.workers.get(announcement.worker)
+        if worker is not None and worker.config.relayed and worker.config.url == announcement.url:
+            worker.told = facts
 
     def _complain(self, message: Received, detail: str) -> None:
         times = self._complaints.due(time.monotonic())
         if times:
             log.warning(
-                "%s: an announcement of a worker that cannot be: %s (%d such since the last line)",
+                "%s: trouble with an announcement of a worker: %s (%d such since the last line)",
                 message.subject,
                 detail,
                 times,
@@ -91,6 +113,7 @@ class Discovery:
     async def _settle(self) -> None:
         """Make the fleet what is announced."""
         wanted = self._announced.workers
+        self._told = {name: said for name, said in self._told.items() if name in wanted}
         for name, (url, task) in list(self._kept.items()):
             if wanted.get(name) != url:
                 await cancelled([task])
@@ -100,9 +123,25 @@ class Discovery:
         for name, url in wanted.items():
             if name not in self._kept and name not in self._fleet.workers:
                 worker = self._fleet.add(announced_worker(name, url))
+                said_url, facts = self._told.get(name, (url, None))
+                worker.told = facts if said_url == url else None
                 keep = supervised(f"worker {name}", self._make_keeper(worker))
                 self._kept[name] = (url, asyncio.create_task(keep))
                 log.info("worker %s is announced at %s", name, url)
+
+
+def _facts(told: Told) -> WorkerFacts:
+    """What a relay says, as if the engine had said it."""
+    at = "relay"  # sources of relayed ranks need no endpoint
+    return WorkerFacts(
+        models=tuple(
+            ServedModel(model.id, model.root, model.parent, model.max_model_len)
+            for model in told.models
+        ),
+        events={rank: RankEvents(endpoint=at, dp_rank=rank) for rank in told.ranks} or {0: None},
+        block_size=told.block_size,
+        capacity_blocks=told.capacity_blocks,
+    )
 
 
 def _answers(worker: Worker) -> bool:

@@ -7,13 +7,14 @@ and `GET /health` every few seconds. Load is never asked for.
 import asyncio
 import logging
 import random
+from dataclasses import replace
 
 import aiohttp
 
 from kvrouter.config import HealthConfig
 from kvrouter.fleet import Fleet
 from kvrouter.http.engine import lacks_descriptors
-from kvrouter.joining import JoinError, learn, reason
+from kvrouter.joining import JoinError, completed, learn, reason
 from kvrouter.listening import Listeners
 from kvrouter.worker_url import http_base
 from kvrouter.workers import Worker, WorkerEvent, WorkerFacts, WorkerState
@@ -53,11 +54,16 @@ class Keeper:
                 await asyncio.sleep(self._settings.interval_s * random.uniform(0.8, 1.2))
 
     async def _join(self) -> None:
+        told = self._worker.told
         try:
             facts = await learn(self._session, self._worker.config)
         except JoinError as error:
-            self._failed(f"cannot join: {error}")
-            return
+            if told is None or not told.models or await self._illness() != "":
+                self._failed(f"cannot join: {error}")
+                return
+            facts = replace(told, notes=(f"{error}; its relay says what it serves",))
+        else:
+            facts = facts if told is None else completed(facts, told)
         self._failures_in_row = 0
         self._told = ""
         self._worker.problem = ""
@@ -69,20 +75,26 @@ class Keeper:
             log.warning("worker %s: %s", self._worker.name, note)
 
     async def _probe(self) -> None:
-        timeout = aiohttp.ClientTimeout(total=self._settings.timeout_s)
-        try:
-            async with self._session.get(self._health_url, timeout=timeout) as response:
-                problem = "" if response.status < 500 else f"/health says {response.status}"  # noqa: PLR2004
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            if lacks_descriptors(error):
-                return  # which says nothing about the worker
-            problem = f"/health failed: {reason(error)}"
+        problem = await self._illness()
+        if problem is None:
+            return
         if problem:
             self._failed(problem)
             return
         self._failures_in_row = 0
         if not self._worker.happened(WorkerEvent.PROBE_OK):
             self._worker.problem = ""  # else it is to join, and what kept it from that may stand
+
+    async def _illness(self) -> str | None:
+        """What a probe finds, in words: empty if all is well, None if it could not be made."""
+        timeout = aiohttp.ClientTimeout(total=self._settings.timeout_s)
+        try:
+            async with self._session.get(self._health_url, timeout=timeout) as response:
+                return "" if response.status < 500 else f"/health says {response.status}"  # noqa: PLR2004
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            if lacks_descriptors(error):
+                return None  # which says nothing about the worker
+            return f"/health failed: {reason(error)}"
 
     def _failed(self, problem: str) -> None:
         self._failures_in_row += 1

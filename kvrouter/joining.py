@@ -8,6 +8,7 @@ words, with what to do about it.
 import asyncio
 import ipaddress
 import re
+from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -63,6 +64,22 @@ async def learn(session: aiohttp.ClientSession, worker: WorkerConfig) -> WorkerF
         block_size=worker.block_size or block_size,
         capacity_blocks=worker.capacity_blocks or capacity,
         notes=tuple(dict.fromkeys(notes)),
+    )
+
+
+def completed(facts: WorkerFacts, told: WorkerFacts) -> WorkerFacts:
+    """What a worker says of itself, and of what it does not say what its relay does.
+
+    A relay may know where the events are when the engine does not tell.
+    """
+    hears = any(endpoint is not None for endpoint in facts.events.values())
+    by_relay = not hears and any(endpoint is not None for endpoint in told.events.values())
+    return replace(
+        facts,
+        events=told.events if by_relay else facts.events,
+        block_size=facts.block_size or told.block_size,
+        capacity_blocks=facts.capacity_blocks or told.capacity_blocks,
+        notes=() if by_relay else facts.notes,
     )
 
 

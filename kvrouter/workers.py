@@ -105,6 +105,8 @@ class Worker:
         self.names: dict[str, str | None] = {}
         """The models that it lists, each with the LoRA name that it stands for."""
         self.facts = WorkerFacts()
+        self.told: WorkerFacts | None = None
+        """What its relay says of it, for what cannot be had from itself."""
 
     def happened(self, event: WorkerEvent) -> bool:
         """Move along the table; True if the state changed."""

@@ -13,7 +13,15 @@ from functools import partial
 import aiohttp
 
 from events import EventBatch, WorkerRank
-from events.announce import Announcement, encode_announcement
+from events.announce import (
+    MAX_MODELS,
+    MAX_RANKS,
+    AnnouncedModel,
+    Announcement,
+    Told,
+    encode_announcement,
+    encode_told,
+)
 from events.nats_link import NatsLink, Received
 from events.relayed import HEAD_S, Head, MalformedRelayed, Want, decode, encode
 from events.sparingly import Sparingly
@@ -25,6 +33,7 @@ from kvrouter.joining import JoinError, learn
 from kvrouter.relay.stream import RankStream
 from kvrouter.supervision import background
 from kvrouter.worker_url import http_base, socket_path
+from kvrouter.workers import WorkerFacts
 
 log = logging.getLogger(__name__)
 
@@ -46,19 +55,34 @@ class Relay:
         self.published_bytes = 0
         self._link = link
         self._subjects = subjects
-        self._engines: dict[str, str] = {}
+        self._engines: dict[str, tuple[str, WorkerFacts]] = {}
         self._complaints = Sparingly(_COMPLAIN_EVERY_S)
         link.watch(self._link_changed)
         link.subscribe(subjects.who, self._asked_who)
 
-    def announce(self, worker: str, url: str) -> None:
+    def announce(self, worker: str, url: str, facts: WorkerFacts) -> None:
         """Tell routers of this worker from now on; they must be able to reach its URL."""
-        self._engines[worker] = url
+        self._engines[worker] = url, facts
         self._announce(worker, LEASE_S)
 
     def _announce(self, worker: str, lease_s: float) -> None:
-        announcement = Announcement(worker, self._engines[worker], lease_s)
+        url, facts = self._engines[worker]
+        announcement = Announcement(worker, url, lease_s, encode_told(self._told(worker, facts)))
         self._link.publish(self._subjects.worker(worker), encode_announcement(announcement))
+
+    def _told(self, worker: str, facts: WorkerFacts) -> Told:
+        ranks = [rank for rank in self.streams if rank.worker == worker]
+        sizes = (self.streams[rank].block_size for rank in ranks)
+        models = sorted(facts.models, key=lambda model: model.parent is not None)
+        return Told(
+            tuple(
+                AnnouncedModel(model.id, model.root, model.parent, model.max_model_len)
+                for model in models[:MAX_MODELS]
+            ),
+            tuple(rank.dp_rank for rank in ranks[:MAX_RANKS]),
+            next((size for size in sizes if size), facts.block_size),
+            facts.capacity_blocks,
+        )
 
     def _announce_all(self, lease_s: float = LEASE_S) -> None:
         for worker in self._engines:
@@ -171,8 +195,6 @@ class RelayedEngine:
             if not endpoints:
                 await asyncio.sleep(self._settings.interval_s)
                 continue
-            if socket_path(self._config.url) is None:  # else no other host can reach it
-                self._relay.announce(self.name, self._config.url)
             runs = {f"events of rank {rank}": self._source(rank, at).run for rank, at in endpoints}
             async with background(runs):
                 while await self._came_back() == endpoints:
@@ -210,9 +232,14 @@ class RelayedEngine:
         endpoints = [(rank, at) for rank, at in sorted(facts.events.items()) if at is not None]
         if not endpoints:
             self._warn_once("; ".join(facts.notes))
-        elif self._problem:
+            return endpoints
+        if self._problem:
             log.info("engine %s: its events can be had again", self.name)
             self._problem = ""
+        for rank, _ in endpoints:
+            self._relay.add(WorkerRank(self.name, rank))
+        if socket_path(self._config.url) is None:  # else no other host can reach it
+            self._relay.announce(self.name, self._config.url, facts)
         return endpoints
 
     def _warn_once(self, problem: str) -> None:
@@ -227,6 +254,4 @@ class RelayedEngine:
         self._problem = problem
 
     def _source(self, dp_rank: int, endpoint: RankEvents) -> ZmqSource:
-        rank = WorkerRank(self.name, dp_rank)
-        self._relay.add(rank)
-        return self._make_source(rank, endpoint, self._relay)
+        return self._make_source(WorkerRank(self.name, dp_rank), endpoint, self._relay)

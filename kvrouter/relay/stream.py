@@ -46,6 +46,11 @@ class RankStream:
         """How many blocks the rank has."""
         return len(self._copy)
 
+    @property
+    def block_size(self) -> int | None:
+        """In tokens, as the events have it; None before the first stored block."""
+        return self._copy.block_size
+
     def take(self, batch: EventBatch) -> Batch:
         """A batch of the engine; what is to be published."""
         events = to_wire(self._copy.apply(batch))

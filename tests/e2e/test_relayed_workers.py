@@ -21,6 +21,7 @@ from events.stream import StreamState
 from events.subjects import Subjects
 from kvrouter.config import parse_config
 from kvrouter.demo.nats_server import NatsServer
+from kvrouter.joining import learn
 from kvrouter.relay.service import Relay
 from kvrouter.relay.wiring import relaying
 from kvrouter.sim.server import SimServer
@@ -230,6 +231,35 @@ async def test_workers_come_and_go_as_relays_announce_them(server: NatsServer) -
             await engine.stop()
         await until(lambda: not router.fleet.workers and not late.fleet.workers)
         assert (await made.chat(router, TEXT)).status == 503
+
+
+async def test_a_worker_that_does_not_tell_what_it_is_is_known_from_its_relay(
+    server: NatsServer,
+) -> None:
+    """The engine wants a key: the relay beside it has it, and the routers don't."""
+    async with group(
+        engines=1, routers=0, nats={"servers": [server.url], "discover": True}
+    ) as made:
+        (engine,) = made.engines
+        engine.settings = replace(engine.settings, api_key="key")
+        tables = router_tables([engine.url], {"nats": {"servers": [server.url]}})
+        tables["workers"][0]["api_key"] = "key"
+        made.tables["workers"] = []
+        async with relaying(parse_config(tables)):
+            router = await made.add_router()
+            (worker,) = router.fleet.workers.values()
+            await until(lambda: hears(router))
+            assert any("401" in note and "its relay" in note for note in worker.facts.notes)
+            engine.settings = replace(engine.settings, api_key=None)
+            assert (await made.chat(router, TEXT)).status == 200
+            await until(lambda: sum(blocks(router).values()) > 0)
+            told = worker.facts
+            plain = await learn(made.session, worker.config)
+        assert (told.models, told.block_size) == (plain.models, plain.block_size)
+        assert (told.capacity_blocks, set(told.events)) == (
+            plain.capacity_blocks,
+            set(plain.events),
+        )
 
 
 @pytest.mark.slow

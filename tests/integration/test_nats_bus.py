@@ -80,7 +80,7 @@ async def test_garbage_by_the_thousand_is_a_line_each_not_a_flood(
             noise.publish("end", b"")
             await eventually(lambda: len(heard) == 1)
     words = [each.getMessage() for each in caplog.records]
-    for what in ("an announcement", "a request that cannot", "a message that is none"):
+    for what in ("an announcement of a worker", "a request that cannot", "a message that is none"):
         assert sum(what in each for each in words) == 1, words
 
 

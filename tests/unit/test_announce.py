@@ -1,13 +1,18 @@
 """Leases of announced workers."""
 
+import msgspec
 import pytest
 
 from events.announce import (
     Announced,
+    AnnouncedModel,
     Announcement,
     MalformedAnnouncement,
+    Told,
     decode_announcement,
+    decode_told,
     encode_announcement,
+    encode_told,
 )
 
 HERE = Announcement("w", "http://w:8000", 5.0)
@@ -106,3 +111,47 @@ def test_an_announcement_survives_its_bytes() -> None:
     assert decode_announcement(encode_announcement(HERE)) == HERE
     with pytest.raises(MalformedAnnouncement):
         decode_announcement(b"\x93\x01")
+
+
+TOLD = Told((AnnouncedModel("m", "/models/m"), AnnouncedModel("l", parent="m")), (0, 1), 16, 100)
+
+
+def with_told(told: object) -> Announcement:
+    raw = msgspec.Raw(msgspec.msgpack.encode(told))
+    return decode_announcement(encode_announcement(Announcement("w", "http://w:8000", 5.0, raw)))
+
+
+def test_what_a_relay_knows_of_its_engine_survives_its_bytes() -> None:
+    made = Announcement("w", "http://w:8000", 5.0, encode_told(TOLD))
+    assert decode_told(decode_announcement(encode_announcement(made))) == TOLD
+
+
+def test_relays_and_routers_of_other_versions_understand_the_rest() -> None:
+    older = msgspec.msgpack.encode(["worker", "w", "http://w:8000", 5.0])
+    assert encode_announcement(HERE) == older
+    assert decode_told(decode_announcement(older)) is None
+    newer = ["worker", "w", "http://w:8000", 5.0, [*msgspec.to_builtins(TOLD), "more"], "more"]
+    assert decode_told(decode_announcement(msgspec.msgpack.encode(newer))) == TOLD
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        7,
+        None,
+        [[["m"]], [-1]],
+        [[["m"]], [0], 0],
+        [[["m"]], [0], 16, 2**50],
+        [[["m"]], [0], "16"],
+        [[[""]]],
+        [[["m" * 1000]]],
+        [[["a\nb"]]],
+        [[["lora", None, "m"]]],
+        [[], list(range(2000))],
+    ],
+)
+def test_what_makes_no_sense_of_an_engine_is_refused_and_the_worker_is_not(told: object) -> None:
+    announcement = with_told(told)
+    assert announcement.url == "http://w:8000"
+    with pytest.raises(MalformedAnnouncement):
+        decode_told(announcement)

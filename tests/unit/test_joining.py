@@ -8,12 +8,14 @@ from support.captures import load
 from kvrouter.config import RankEvents, WorkerConfig
 from kvrouter.joining import (
     JoinError,
+    completed,
     configured_events,
     reachable,
     read_cache_config,
     read_models,
     read_sources,
 )
+from kvrouter.workers import ServedModel, WorkerFacts
 
 BINDING = {
     "enable_kv_cache_events": True,
@@ -117,6 +119,34 @@ def test_models_and_adapters_are_read() -> None:
     base, adapter = read_models(json.dumps(reply).encode())
     assert (base.id, base.root, base.parent) == ("m", "/models/m", None)
     assert adapter.parent == "m"
+
+
+RELAYED = WorkerFacts(
+    models=(ServedModel("other"),),
+    events={0: RankEvents(endpoint="relay"), 1: RankEvents(endpoint="relay", dp_rank=1)},
+    block_size=32,
+    capacity_blocks=200,
+)
+
+
+def test_a_relay_fills_in_what_the_engine_does_not_say() -> None:
+    """An engine without /kv_event_sources, whose relay was told where its events are."""
+    facts = completed(WorkerFacts(models=(ServedModel("m"),), notes=("no events",)), RELAYED)
+    assert facts.base_model == "m"
+    assert (facts.events, facts.notes) == (RELAYED.events, ())
+    assert (facts.block_size, facts.capacity_blocks) == (32, 200)
+
+
+def test_what_the_engine_says_goes_before_what_its_relay_says() -> None:
+    said = WorkerFacts(
+        models=(ServedModel("m"),),
+        events={0: RankEvents(endpoint="tcp://h:1"), 1: None},
+        block_size=16,
+        capacity_blocks=100,
+        notes=("a note",),
+    )
+    assert completed(said, RELAYED) == said
+    assert completed(said, WorkerFacts()) == said
 
 
 @pytest.mark.parametrize("reply", [b"", b"{}", b'{"data": 3}', b'{"data": [3]}', b'{"data": []}'])
