@@ -388,7 +388,8 @@ class Holdings:
         else:
             names = to_names(engine_hashes)
             reverse = pack(names[::-1])
-        while at < len(names):
+        end = len(names)
+        while at < end:
             count = self._evict_tail(names, at, reverse)
             if count:
                 removed += count
@@ -410,11 +411,11 @@ class Holdings:
         size = HASH_BYTES
         if len(held) > size:  # else there is only this name
             rest = reverse[: len(reverse) - at * HASH_BYTES]
-            size = min(len(rest), len(held))
-            if not held.endswith(rest[-size:]):
-                size = _common_end(rest, held, size)
+            size = len(rest)
+            if not held.endswith(rest):
+                size = _common_end(rest, held, min(size, len(held)))
         count = size // HASH_BYTES
-        gone = names[at : at + count]
+        gone = names if count == len(names) else names[at : at + count]
         if not count or (self.copies and not self.copies.keys().isdisjoint(gone)):
             return 0
         where = self.where

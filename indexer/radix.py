@@ -73,9 +73,10 @@ class RadixIndex:
         lengthened = 0
         evicted: list[EngineHash] = []  # by the events just before: engines name one block in each
         has_room = self._has_room(holdings)
+        main_group, gpu = holdings.main_group, _GPU
         for event in batch.events:
             if type(event) is BlocksRemoved:
-                if event.tier is _GPU and event.group == holdings.main_group:
+                if event.group == main_group and event.tier is gpu:
                     evicted += event.block_hashes
                 else:
                     _remove(holdings, event, applied)
@@ -91,8 +92,10 @@ class RadixIndex:
                     stored.append(hashes)
                 else:
                     self._store(holdings, event, applied, stored)
+                    main_group = holdings.main_group
             else:
                 holdings.clear()
+                main_group = holdings.main_group
                 applied.cleared += 1
         if evicted:
             _evict(holdings, evicted, applied)
@@ -172,7 +175,7 @@ class RadixIndex:
         blocks = holdings.blocks
         self._blocks += blocks - holdings.counted
         holdings.counted = blocks
-        if holdings.is_plain:
+        if not (holdings.lower or holdings.groups):  # a call less than `is_plain`
             self._plain |= holdings.bit
         else:
             self._plain &= ~holdings.bit
@@ -312,7 +315,8 @@ class RadixIndex:
 def _evict(holdings: Holdings, evicted: list[EngineHash], applied: Applied) -> None:
     removed = holdings.evict(evicted)
     applied.removed_blocks += removed
-    applied.unknown_removed += len(evicted) - removed
+    if removed < len(evicted):
+        applied.unknown_removed += len(evicted) - removed
 
 
 def _is_beside_main(holdings: Holdings, event: BlocksStored) -> bool:

@@ -83,9 +83,13 @@ class Bench:
         self.rng = random.Random(seed)
         self.rival = rival
         self.figures: dict[str, Figures] = {}
+        self._row = ""  # the last one that is not indented
 
     def report(self, name: str, unit: str, goal: str, samples: list[list[float]]) -> None:
-        """Keep one row: ours, and the rival's where there is one."""
+        """Keep one row: ours, and the rival's where there is one.
+
+        An indented name belongs to the row above it, and is kept under both.
+        """
         row: Figures = {"unit": unit, "goal": goal}
         for who, values in zip(("ours", "dynamo", "dynamo_payload"), samples, strict=False):
             if values:
@@ -94,7 +98,9 @@ class Bench:
             row["ratio"] = row["ours"] / row["dynamo"]
         if "dynamo_payload" in row:
             row["payload_ratio"] = row["ours"] / row["dynamo_payload"]
-        self.figures[name] = row
+        if not name.startswith(" "):
+            self._row = name
+        self.figures[name if name == self._row else f"{self._row}: {name.strip()}"] = row
         print(_line(name, row), file=sys.stderr, flush=True)
 
     def turns(self, sides: Sequence[Callable[[], float]]) -> list[list[float]]:
