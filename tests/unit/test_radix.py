@@ -542,6 +542,14 @@ def test_groups_count_their_own_copies(bench: Bench) -> None:
     assert bench.gpu(W1) == 0
 
 
+def test_removals_are_of_the_main_group_that_the_same_batch_brought(bench: Bench) -> None:
+    bench.apply(W1, stored(NAMES[:4]))
+    another = stored(NAMES[:4], group=1)
+    applied = bench.apply(W1, BlocksCleared(), another, removed(4), removed(3, group=1))
+    assert (applied.removed_blocks, applied.unknown_removed) == (1, 1)
+    assert (bench.gpu(W1), bench.index.blocks(W1)) == (2, 3)
+
+
 def test_a_second_full_group_has_to_hold_the_block_too(bench: Bench) -> None:
     bench.apply(W1, stored(NAMES[:4], group=0), stored(NAMES[:4], group=1))
     bench.apply(W1, removed(3, group=1))
