@@ -19,6 +19,8 @@ from msgspec import Meta, Struct, msgpack
 
 MAX_MODELS = 256
 MAX_RANKS = 1024
+MAX_LEASE_S = 86_400
+"""Whoever wants a worker to stay announces it again; nothing else would end a longer one."""
 _ModelName = Annotated[str, Meta(min_length=1, max_length=512)]
 _DpRank = Annotated[int, Meta(ge=0, lt=2**16)]
 
@@ -49,7 +51,7 @@ class Announcement(Struct, array_like=True, tag="worker", frozen=True):
 
     worker: str
     url: str
-    lease_s: float
+    lease_s: Annotated[float, Meta(ge=0, le=MAX_LEASE_S)]
     told: msgspec.Raw = msgspec.Raw()
     """A `Told`, for `decode_told`; older relays send none."""
 
@@ -96,7 +98,7 @@ def decode_announcement(payload: bytes) -> Announcement:
     """The announcement in these bytes. Raises MalformedAnnouncement."""
     try:
         return _decoder.decode(payload)
-    except (msgspec.DecodeError, ValueError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise MalformedAnnouncement(str(error)) from error
 
 

@@ -11,9 +11,13 @@ Rules
 * An answer counts when all of its messages are there. It has the missing batches, or a state (which
   begins with a clear) and the batches on top of it.
 * After each connect the relay is asked: what was published meanwhile is lost, and nothing tells.
-* A question without an answer is asked again. When that was of no use several times and batches
-  wait, the gap is lost: the blocks go, the waiting batches are applied, and the rank is DEGRADED
-  and asked about from time to time. When nothing is heard at all there is no relay: CONNECTING.
+* A question without an answer is asked again; when the relay is heard for the first time since the
+  connect, from the start: it was not there to be asked. When that was of no use several times and
+  batches wait, the gap is lost: the blocks go, the waiting batches are applied, and the rank is
+  DEGRADED and asked about from time to time. When nothing is heard at all there is no relay:
+  CONNECTING.
+* A batch that was there before the question and is beyond the end that the answer tells is no batch
+  of this relay's, and dropped: waiting for what is before it would be to ask for ever.
 * Relays say again and again how far they are. One that has been silent for `relay_silent_s` is
   lost, whatever it was at: CONNECTING. Its next word begins with a question.
 * What waits is bounded; when it is too much it is dropped, which is a gap like any other.
@@ -121,6 +125,8 @@ class RelayedStream:
         self._relay_silent_s = relay_silent_s
         self._heard_at = 0.0
         """When the relay was heard last; since the connect at the earliest."""
+        self._is_unheard = True
+        """Since the connect."""
         self._epoch_since = 0.0
         self._phase = Phase.APART
         self._announced = StreamState.CONNECTING
@@ -128,6 +134,8 @@ class RelayedStream:
         self._next = 0
         self._head = 0
         self._waiting: dict[int, Batch] = {}
+        self._waited_before: frozenset[int] = frozenset()
+        """What waited when the question was asked."""
         self._attempt = 0
         self._tries = 0
         self._ask_again_at: float | None = None
@@ -225,6 +233,7 @@ class RelayedStream:
 
     def _greet(self, _fed: _Fed, now: float) -> None:
         self._hear(now)
+        self._is_unheard = True
         self._begin_asking(now)
 
     def _part(self, _fed: _Fed, _now: float) -> None:
@@ -270,6 +279,7 @@ class RelayedStream:
 
     def _hear(self, now: float) -> None:
         self._heard_at = now
+        self._is_unheard = False
         self.silent_since = self.other_rule = None
 
     def _refuse(self, fed: Batch | Head, _now: float) -> None:
@@ -315,7 +325,19 @@ class RelayedStream:
         return True
 
     def _hold(self, fed: Batch, now: float) -> None:
+        was_unheard = self._is_unheard
         self._wait(fed, now)
+        self._ask_who_is_back(now, was_unheard=was_unheard)
+
+    def _heed_head(self, fed: Head, now: float) -> None:
+        was_unheard = self._is_unheard
+        self._note_head(fed, now)
+        self._ask_who_is_back(now, was_unheard=was_unheard)
+
+    def _ask_who_is_back(self, now: float, *, was_unheard: bool) -> None:
+        """The first question may be on its way to it; of later ones it can't have heard."""
+        if was_unheard and self._tries > 1:
+            self._begin_asking(now)
 
     def _follow(self, fed: Batch, now: float) -> None:
         if fed.seqno == self._next:
@@ -336,6 +358,7 @@ class RelayedStream:
         self._attempt += 1
         self._tries += 1
         self._answers, self._answers_epoch = {}, self.epoch
+        self._waited_before = frozenset(self._waiting)
         self.stats.replays += 1
         self._ask_again_at = now + self._settings.replay_timeout_s
         start = WHOLE_STATE if self._wants_state else self._next
@@ -403,9 +426,16 @@ class RelayedStream:
             else:
                 self._relay_hears = _stream_state(body.stream)
                 self._head = body.next
+                self._drop_beyond(body.next)
         self._ask_again_at = None
         self._phase = Phase.FOLLOWING
         self._drain(now)
+
+    def _drop_beyond(self, end: int) -> None:
+        for seqno in self._waited_before & self._waiting.keys():
+            if seqno >= end:
+                del self._waiting[seqno]
+                self._out.append(Complain(f"batch {seqno} is dropped: the relay is at {end}"))
 
     def _drain(self, now: float) -> None:
         """Apply what waits and is next; ask again if there is a gap before the rest."""
@@ -475,7 +505,7 @@ class RelayedStream:
             (_greet, _part, _meet_head, _meet_batch, _judge_epoch, _refuse,
              _ignore, _ask, _ignore, _mistrust_and_ask),
         Phase.ASKING:
-            (_greet, _part, _note_head, _hold, _judge_epoch, _refuse,
+            (_greet, _part, _heed_head, _hold, _judge_epoch, _refuse,
              _take_part, _try_again, _lose_relay, _mistrust_and_ask),
         Phase.FOLLOWING:
             (_greet, _part, _compare_head, _follow, _judge_epoch, _refuse,

@@ -134,6 +134,8 @@ def judge(pool: Pool, rank: WorkerRank, state: RankState) -> tuple[Verdict, str]
     if problem:
         return Verdict.DEGRADED, problem
     verdict = state.proof.verdict
+    if verdict is Verdict.EXACT and state.stream is StreamState.REPLAYING:
+        return Verdict.STALE, "events that were missed are being asked for"
     if verdict is not Verdict.DEGRADED and pool.index.is_approximate(rank):
         return Verdict.DEGRADED, "approximate: the model has cache groups that are not understood"
     return verdict, state.proof.reason
@@ -141,7 +143,7 @@ def judge(pool: Pool, rank: WorkerRank, state: RankState) -> tuple[Verdict, str]
 
 _STREAM_PROBLEMS = {
     StreamState.SILENT: "event-silent: prompts were sent but no event came",
-    StreamState.DEGRADED: "lost events cannot be asked for: no replay, or it does not answer",
+    StreamState.DEGRADED: "lost events cannot be had: no replay, or no answer from it or the relay",
 }
 
 

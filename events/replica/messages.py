@@ -22,7 +22,10 @@ MAX_PARTS = 2**16
 _MAX = 2**62
 
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=_MAX)]
-Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=1024)]
+Name: TypeAlias = Annotated[
+    str, Meta(min_length=1, max_length=1024, pattern=r"\A[^\x00-\x1f\x7f-\x9f\u2028\u2029]+\Z")
+]
+"""It is written to logs: a line break in it would begin a line of somebody else's."""
 
 
 class MalformedMessage(ValueError):  # noqa: N818  the name says what it is

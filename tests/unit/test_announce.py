@@ -113,6 +113,13 @@ def test_an_announcement_survives_its_bytes() -> None:
         decode_announcement(b"\x93\x01")
 
 
+@pytest.mark.parametrize("lease_s", [float("inf"), 1e308, float("nan"), -1.0])
+def test_a_lease_that_would_not_end_is_refused(lease_s: float) -> None:
+    """Nothing but a restart would take such a worker away again."""
+    with pytest.raises(MalformedAnnouncement):
+        decode_announcement(msgspec.msgpack.encode(("worker", "w", "http://w:8000", lease_s)))
+
+
 TOLD = Told((AnnouncedModel("m", "/models/m"), AnnouncedModel("l", parent="m")), (0, 1), 16, 100)
 
 

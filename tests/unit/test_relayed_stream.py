@@ -76,6 +76,34 @@ def test_an_answer_to_an_earlier_question_is_of_no_use() -> None:
     assert core.answered(Answer(first.attempt, 0, 1, [batch(0), head(1)]), 1.0) == []
 
 
+def test_a_relay_that_comes_back_later_than_we_do_is_asked_as_if_for_the_first_time() -> None:
+    """NATS was restarted: our questions ended before the relay was there, and its blocks stay."""
+    core = live_at(5)
+    core.disconnected()
+    core.connected(10.0)
+    core.tick(11.0)  # the last of two tries
+    assert asked(core.live(head(7), 11.9)) == [RequestReplay(5, 4)]
+    assert asked(core.live(batch(7), 11.95)) == []
+    commands = core.tick(12.9)
+    assert (asked(commands), resyncs(commands)) == ([RequestReplay(5, 5)], [])
+    core.answered(Answer(5, 0, 1, [batch(5), batch(6), head(8)]), 13.0)
+    assert core.state is StreamState.LIVE
+    assert core.stats.last_seqno == 7
+
+
+def test_a_batch_from_beyond_the_end_of_its_relay_is_not_waited_for() -> None:
+    """Anyone who may publish can send one: both sides would ask and answer without a pause."""
+    core = live_at(5)
+    (ask,) = asked(core.live(batch(2**40), 1.0))
+    core.live(batch(6), 1.1)
+    commands = core.answered(Answer(ask.attempt, 0, 1, [head(5)]), 1.2)
+    assert any(isinstance(command, Complain) for command in commands)
+    (ask,) = asked(commands)  # for 6 came after the question
+    commands = core.answered(Answer(ask.attempt, 0, 1, [batch(5), head(7)]), 1.3)
+    assert (seqnos(commands), asked(commands)) == ([5, 6], [])
+    assert core.state is StreamState.LIVE
+
+
 def test_live_batches_wait_for_what_is_missing_before_them() -> None:
     core = live_at(5)
     commands = core.live(batch(7), 1.0)

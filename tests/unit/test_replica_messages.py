@@ -67,6 +67,9 @@ def test_a_booking_that_cannot_be_is_malformed_wherever_it_stands(wrong: dict[st
         Beat("r", -1, 1),
         Beat("r", 1, 2**63),
         Beat("r" * 2000, 1, 1),
+        Beat("r\n", 1, 1),
+        Beat("r\n2026 ERROR all is lost", 1, 1),
+        Beat("r\x1b[31m", 1, 1),
         Ask("", 1),
         State("r", 1, 1, 0, 0, [], []),
         State("r", 1, 1, 2, 2, [], []),
@@ -79,7 +82,7 @@ def test_a_booking_that_cannot_be_is_malformed_wherever_it_stands(wrong: dict[st
     ],
     ids=str,
 )
-def test_a_message_with_a_number_out_of_its_range_is_malformed(message: Message) -> None:
+def test_a_message_with_a_number_or_a_name_that_cannot_be_is_malformed(message: Message) -> None:
     with pytest.raises(MalformedMessage):
         decode_message(encode_message(message))
 

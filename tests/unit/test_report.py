@@ -45,6 +45,9 @@ def test_each_view_short_of_exact_has_a_reason() -> None:
     assert "nothing to compare" in judged()[1]
     state.proof.observe(AGREES)
     assert judged() == (Verdict.EXACT, "")
+    state.stream = StreamState.REPLAYING
+    assert judged() == (Verdict.STALE, "events that were missed are being asked for")
+    state.stream = StreamState.LIVE
     state.proof.observe(Measurement(64, 0, 100, 100))
     assert judged()[0] is Verdict.STALE
     assert judged()[1]
