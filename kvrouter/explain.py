@@ -4,8 +4,6 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import msgspec
-
 from kvrouter.fleet import Fleet, Route, describe
 from kvrouter.openai.body import BadBody, Endpoint, RequestBody, parse_body
 from kvrouter.openai.errors import Fault, RequestError
@@ -49,10 +47,7 @@ def _endpoint(body: bytes, path: str | None) -> Endpoint:
             known = ", ".join(endpoint.value for endpoint in Endpoint)
             message = f"only these paths are routed by prompt: {known}"
             raise RequestError(Fault.NO_SUCH_PATH, message) from error
-    try:
-        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-    except msgspec.DecodeError as error:
-        raise RequestError(Fault.BAD_REQUEST, f"the body is no JSON object: {error}") from error
-    if "messages" in fields:
+    fields = parse_body(Endpoint.COMPLETIONS, body)
+    if fields.get("messages") is not None:
         return Endpoint.CHAT
-    return Endpoint.RESPONSES if "input" in fields else Endpoint.COMPLETIONS
+    return Endpoint.COMPLETIONS if fields.get("input") is None else Endpoint.RESPONSES

@@ -82,6 +82,10 @@ class TokenizerLoader:
             pool.tokenizer = await asyncio.to_thread(self._load_from, where, wish, limit)
         except TokenizerError as error:
             pool.tokenizer_problem = str(error)
+        except Exception as error:  # files of others may be wrong in any way
+            log.debug("the tokenizer of %s", pool.model, exc_info=True)
+            problem = f"{where} can't be loaded: {type(error).__name__}: {error}"
+            pool.tokenizer_problem = problem[:500]
 
     def _report(self, pool: Pool) -> None:
         tokenizer = pool.tokenizer

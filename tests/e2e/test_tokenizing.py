@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+import shutil
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from random import Random
 
 import aiohttp
@@ -45,6 +47,27 @@ async def test_the_encoder_in_use_and_the_reason_are_shown() -> None:
         assert 'kvrouter_tokenizer_backend{backend="fastokens",model="tiny"} 1.0' in await metrics(
             running
         )
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("chat_template.jinja", b"\xff\xfe"),
+        ("tokenizer_config.json", b'{"chat_template": [{"name": "default", "template": 5}]}'),
+    ],
+)
+async def test_a_folder_with_a_broken_file_costs_the_tokens_and_says_why(
+    tmp_path: Path, name: str, content: bytes
+) -> None:
+    """T8: whatever is wrong with it, the router gets ready and serves."""
+    shutil.copytree(TINYMODEL, tmp_path, dirs_exist_ok=True)
+    (tmp_path / name).write_bytes(content)
+    wish = {"backend": "auto", "path": str(tmp_path)}
+    async with stack(engine_settings(), tokenizer=wish) as running:
+        problem = (await model(running))["tokenizer"]
+        assert isinstance(problem, str)
+        assert str(tmp_path) in problem
+        assert (await running.chat("Hello")).status == 200
 
 
 async def test_prompts_go_as_ids_when_the_engine_has_counted_the_same() -> None:
