@@ -7,6 +7,7 @@ this is for models that the router can't tokenize. The answer is exact.
 import http.client
 import itertools
 import json
+import logging
 import socket
 import ssl
 from array import array
@@ -25,17 +26,19 @@ from kvrouter.worker_url import socket_path
 TIMEOUT_S = 4.0
 _PATH = "/tokenize"
 _OK = 200
+_REFUSALS = (400, 413, 422)
+_LOG = logging.getLogger(__name__)
 
 
 class RemoteTokenizer:
     """Asks one of the model's engines, in turn. Blocking: for threads that may wait.
 
-    `urls` gives those that can be asked now.
+    `urls` gives those that can be asked now. `chat_problem` says why the last one that was asked
+    did not answer, empty when it did.
     """
 
     speed = 0
     has_sample = False
-    chat_problem = ""
 
     def __init__(
         self, model: str, urls: Callable[[], Sequence[str]], tls: ssl.SSLContext | None = None
@@ -45,6 +48,7 @@ class RemoteTokenizer:
         self._urls = urls
         self._turn = itertools.count()
         self._failed = 0
+        self.chat_problem = ""
 
     @property
     def report(self) -> EncoderReport:
@@ -66,12 +70,21 @@ class RemoteTokenizer:
             ids = self._ask({"model": self._model, **question})
         except (OSError, http.client.HTTPException, ValueError) as error:
             self._failed += 1
-            return blind(request, f"the engine's {_PATH} failed: {error}"[:200])
+            problem = f"the engine's {_PATH} failed: {error}"[:200]
+            if not isinstance(error, _RefusedError):
+                self._note(problem)
+            return blind(request, problem)
+        self._note("")
         fidelity = Fidelity.APPROXIMATE if doubts else Fidelity.EXACT
         return Prompt(ids, namespace=namespace, fidelity=fidelity, reason="; ".join(doubts))
 
+    def _note(self, problem: str) -> None:
+        if problem and not self.chat_problem:
+            _LOG.warning("model %s: prompts are routed by load: %s", self._model, problem)
+        self.chat_problem = problem
+
     def _ask(self, question: dict[str, Any]) -> "array[int]":
-        """Raises OSError, HTTPException or ValueError."""
+        """Raises OSError, HTTPException or ValueError; `_RefusedError` is the prompt's fault."""
         urls = self._urls()
         if not urls:
             raise ValueError("no engine is ready")
@@ -83,12 +96,18 @@ class RemoteTokenizer:
             answer = response.read()
         finally:
             connection.close()
+        if response.status in _REFUSALS:
+            raise _RefusedError(f"status {response.status}")
         if response.status != _OK:
             raise ValueError(f"status {response.status}")
         ids = as_ids(json.loads(answer).get("tokens"))
         if ids is None:
             raise ValueError("no tokens in the answer")
         return ids
+
+
+class _RefusedError(ValueError):
+    """The engine does not take this prompt."""
 
 
 class _SocketConnection(http.client.HTTPConnection):

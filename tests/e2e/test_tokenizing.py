@@ -141,6 +141,7 @@ async def test_an_engine_that_does_not_answer_costs_the_overlap_not_the_request(
         odd = {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}
         explained = await running.explain(**odd)
         assert explained["prompt"]["fidelity"] == "blind"
+        assert (await model(running))["tokenizer"] == "exact"
 
 
 async def test_bytes_are_taken_for_tokens_if_asked() -> None:

@@ -1,0 +1,78 @@
+"""Asking an engine for the ids of a prompt, over HTTP."""
+
+import json
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from kvrouter.openai.body import Endpoint, RequestBody, parse_body
+from kvrouter.prompt import Fidelity
+from kvrouter.tokenize import RemoteTokenizer
+
+
+class Answers(BaseHTTPRequestHandler):
+    """Answers with the server's status, and three tokens."""
+
+    status = 200
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        body = json.dumps({"tokens": [1, 2, 3]}).encode()
+        self.send_response(type(self).status)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@contextmanager
+def engine(handler: type[Answers]) -> Iterator[str]:
+    """Its URL."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def completion() -> RequestBody:
+    return parse_body(Endpoint.COMPLETIONS, b'{"prompt": "Hello there"}')
+
+
+def test_that_no_engine_tokenizes_is_told_once_and_until_one_does(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A proxy that lets `/tokenize` through to nobody: each prompt is routed by load."""
+
+    class Engine(Answers):
+        status = 404
+
+    with engine(Engine) as url:
+        tokenizer = RemoteTokenizer("m", lambda: [url])
+        for _ in range(3):
+            assert tokenizer.prompt(completion()).fidelity is Fidelity.BLIND
+        assert "404" in tokenizer.chat_problem
+        (line,) = [each for each in caplog.records if each.levelno >= logging.WARNING]
+        assert "404" in line.getMessage()
+        Engine.status = 200
+        assert list(tokenizer.prompt(completion()).token_ids) == [1, 2, 3]
+        assert tokenizer.chat_problem == ""
+        assert tokenizer.report.failed == 3
+
+
+def test_a_prompt_that_an_engine_refuses_says_nothing_of_the_others() -> None:
+    class Engine(Answers):
+        status = 400
+
+    with engine(Engine) as url:
+        tokenizer = RemoteTokenizer("m", lambda: [url])
+        assert tokenizer.prompt(completion()).fidelity is Fidelity.BLIND
+        assert tokenizer.chat_problem == ""
