@@ -122,16 +122,23 @@ class Announced:
         """The URL of each."""
         return {name: lease.url for name, lease in self._leases.items()}
 
-    def heard(self, announcement: Announcement, now: float) -> None:
-        """A worker was announced, or its relay stops."""
-        name, lasts_s = announcement.worker, announcement.lease_s
-        if lasts_s > 0:
-            self._leases[name] = _Lease(announcement.url, lasts_s, now + lasts_s)
-            return
+    def heard(self, announcement: Announcement, now: float) -> bool:
+        """A worker was announced, or its relay stops. False if that means nothing.
+
+        So is another URL of a worker that is still announced at one: by a second relay, or by one
+        that writes the same URL otherwise. The worker would go and come with each word of theirs.
+        """
+        name, url, lasts_s = announcement.worker, announcement.url, announcement.lease_s
         lease = self._leases.get(name)
-        if lease is not None and not lease.withdrawn:
+        lasts = lease is not None and not lease.withdrawn and now < lease.ends_at
+        if lease is not None and lease.url != url and (lasts or not lasts_s):
+            return False
+        if lasts_s > 0:
+            self._leases[name] = _Lease(url, lasts_s, now + lasts_s)
+        elif lease is not None and not lease.withdrawn:
             lease.withdrawn = True
             lease.ends_at = now + lease.lasts_s
+        return True
 
     def connection_changed(self, now: float, *, connected: bool) -> None:
         """Announcements can be heard, or not. Every lease begins anew when they can."""

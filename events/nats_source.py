@@ -91,6 +91,8 @@ class NatsSource:
                 f"its relay hashes blocks by rule {self._core.other_rule}, not {self._rule}: "
                 "relay and router must be of versions with the same hash rule"
             )
+        if self._core.is_followed:
+            return "no connection to the event stream: its relay has none to the engine's events"
         if self._core.silent_since is None:
             return f"no connection to the event stream: no relay publishes it as {self.rank.worker}"
         unix_s = time.time() - (time.monotonic() - self._core.silent_since)

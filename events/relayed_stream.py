@@ -155,6 +155,11 @@ class RelayedStream:
             return self._relay_hears
         return StreamState.SILENT if self._silent else StreamState.LIVE
 
+    @property
+    def is_followed(self) -> bool:
+        """Whether all that the relay has is here, whatever it hears of its engine."""
+        return self._phase is Phase.FOLLOWING
+
     def deadline(self) -> float | None:
         """When `tick` is due; None if nothing is waited for."""
         waited_for = (self._ask_again_at, self._silence_due(), self._relay_lost_at())

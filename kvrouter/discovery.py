@@ -81,8 +81,12 @@ class Discovery:
         except ConfigError as error:
             self._complain(message, str(error))
             return
-        self._announced.heard(announcement, time.monotonic())
-        self._note(message, announcement)
+        if self._announced.heard(announcement, time.monotonic()):
+            self._note(message, announcement)
+        elif announcement.lease_s:
+            first = self._announced.workers[announcement.worker]
+            detail = f"not used: {announcement.url}, for {announcement.worker} is at {first}"
+            self._complain(message, f"{detail} by another relay, one of which is to be stopped")
 
     def _note(self, message: Received, announcement: Announcement) -> None:
         try:

@@ -315,6 +315,9 @@ async def test_how_the_relay_hears_the_engine_is_seen_at_the_router(rig: Rig) ->
         await eventually(lambda: source.state is StreamState.LIVE)
         rig.relay.on_state(RANK, StreamState.DEGRADED)
         await eventually(lambda: sink.states[-1] is StreamState.DEGRADED)
+        rig.relay.on_state(RANK, StreamState.CONNECTING)
+        await eventually(lambda: source.state is StreamState.CONNECTING)
+        assert "its relay has none to the engine" in source.absence
         rig.relay.on_state(RANK, StreamState.LIVE)
         await eventually(lambda: sink.states[-1] is StreamState.LIVE)
 

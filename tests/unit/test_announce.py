@@ -100,11 +100,27 @@ def test_no_lease_ends_while_nothing_can_be_heard() -> None:
     assert announced.workers == {}
 
 
-def test_a_worker_may_move() -> None:
+def test_a_worker_may_move_when_nobody_announces_it_where_it_was() -> None:
     announced = connected()
     announced.heard(HERE, 0.0)
-    announced.heard(Announcement("w", "http://other:8000", 5.0), 1.0)
+    assert announced.heard(Announcement("w", "http://other:8000", 5.0), 5.0)
     assert announced.workers == {"w": "http://other:8000"}
+    assert announced.heard(Announcement("w", "http://other:8000", 0.0), 6.0)
+    assert announced.heard(HERE, 6.1), "its relay has stopped"
+    assert announced.workers == {"w": "http://w:8000"}
+
+
+def test_a_worker_that_two_relays_announce_at_two_urls_stays_at_the_first() -> None:
+    """One spells its host otherwise: the worker would lose its bookings each second."""
+    announced = connected()
+    for at in (0.0, 2.0, 4.0, 6.0):
+        assert announced.heard(HERE, at)
+        assert not announced.heard(Announcement("w", "http://localhost:8000", 5.0), at + 1.0)
+        announced.tick(at + 1.0, {"w"})
+        assert announced.workers == {"w": "http://w:8000"}
+    assert not announced.heard(Announcement("w", "http://localhost:8000", 0.0), 7.0)
+    announced.tick(8.0, ())
+    assert announced.workers == {"w": "http://w:8000"}
 
 
 def test_an_announcement_survives_its_bytes() -> None:
