@@ -1,7 +1,13 @@
-"""Long-running tasks that survive their own bugs: logged, and started again after a pause."""
+"""Long-running tasks that survive their own bugs: logged, and started again after a pause.
+
+And the end of the process, which waits for no thread that hangs.
+"""
 
 import asyncio
 import logging
+import os
+import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
@@ -11,6 +17,9 @@ RESTART_S = 1.0
 
 CANCEL_AGAIN_S = 5.0
 """Longer than what a task does in order to end well."""
+
+HANGING_S = 2.0
+"""How long the end of the process waits for threads."""
 
 
 @asynccontextmanager
@@ -49,3 +58,21 @@ async def supervised(what: str, run: Callable[[], Awaitable[None]]) -> None:
             await asyncio.sleep(RESTART_S)
         else:
             return
+
+
+def ended(status: int, *, within_s: float = HANGING_S) -> int:
+    """The exit status, when all threads have ended; the process ends here where some do not.
+
+    A tokenizer may hang on a text, and the interpreter would wait for its thread.
+    """
+    deadline = time.monotonic() + within_s
+    others = [each for each in threading.enumerate() if each is not threading.current_thread()]
+    waiting = [each for each in others if not each.daemon]
+    for thread in waiting:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    hanging = [thread.name for thread in waiting if thread.is_alive()]
+    if hanging:
+        log.warning("ending although threads hang: %s", ", ".join(hanging))
+        logging.shutdown()
+        os._exit(status)
+    return status

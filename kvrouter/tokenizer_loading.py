@@ -7,8 +7,10 @@ folder or hub id that the engine gives as the model's root.
 import asyncio
 import logging
 import ssl
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 
@@ -34,13 +36,30 @@ RETRY_S = 30.0
 """How long after a failure the tokenizer is looked for again."""
 
 
-class TokenizerLoader:
-    """Loads tokenizers in threads, so that the event loop goes on."""
+PATIENCE_S = 30.0
+"""How long the other models wait while one is loaded."""
 
-    def __init__(self, settings: TokenizerConfig, tls: ssl.SSLContext | None = None) -> None:
+
+class TokenizerLoader:
+    """Loads tokenizers in threads, so that the event loop goes on; one after the other.
+
+    The files of a model may hang whoever reads them. So nobody waits for these threads: neither the
+    other models, after `patience_s`, nor the end of the router.
+    """
+
+    def __init__(
+        self,
+        settings: TokenizerConfig,
+        tls: ssl.SSLContext | None = None,
+        *,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
         self._settings = settings
         self._tls = tls
+        self._patience_s = patience_s
         self._failed_at: dict[str, float] = {}
+        self._late: dict[str, asyncio.Future[ModelTokenizer]] = {}
+        """What is still being loaded, by model."""
 
     async def run(self, fleet: Fleet) -> None:
         """Load what is missing until cancelled."""
@@ -52,6 +71,9 @@ class TokenizerLoader:
 
     def _may_retry(self, pool: Pool) -> bool:
         """What failed may be mended meanwhile: a folder mounted, a hub that is back."""
+        late = self._late.get(pool.model)
+        if late is not None:
+            return late.done()
         failed_at = self._failed_at.get(pool.model)
         return failed_at is not None and time.monotonic() - failed_at > RETRY_S
 
@@ -77,9 +99,14 @@ class TokenizerLoader:
         if where is None:
             pool.tokenizer_problem = "the engine names no root; set --tokenizer"
             return
+        load = partial(self._load_from, where, wish, pool.max_model_len)
+        work = self._late.pop(pool.model, None) or _in_thread(load)
+        if not (await asyncio.wait({work}, timeout=self._patience_s))[0]:
+            self._late[pool.model] = work
+            pool.tokenizer_problem = f"{where} is still being loaded"
+            return
         try:
-            limit = pool.max_model_len
-            pool.tokenizer = await asyncio.to_thread(self._load_from, where, wish, limit)
+            pool.tokenizer = work.result()
         except TokenizerError as error:
             pool.tokenizer_problem = str(error)
         except Exception as error:  # files of others may be wrong in any way
@@ -125,6 +152,22 @@ class TokenizerLoader:
             ),
             max_model_len=max_model_len,
         )
+
+
+def _in_thread(load: Callable[[], ModelTokenizer]) -> "asyncio.Future[ModelTokenizer]":
+    """Load in a thread of its own, which the process does not wait for when it ends."""
+    work: Future[ModelTokenizer] = Future()
+
+    def run() -> None:
+        try:
+            tokenizer = load()
+        except BaseException as error:  # noqa: BLE001  # it is raised where the result is taken
+            work.set_exception(error)
+        else:
+            work.set_result(tokenizer)
+
+    threading.Thread(target=run, name="load tokenizer", daemon=True).start()
+    return asyncio.wrap_future(work)
 
 
 def _ready_urls(pool: Pool) -> list[str]:

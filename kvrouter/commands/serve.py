@@ -26,7 +26,7 @@ from kvrouter.nats_files import check_nats_files
 from kvrouter.processes.running import Processes, processes
 from kvrouter.processes.seat import Seat
 from kvrouter.startup import StartError, raise_file_limit
-from kvrouter.supervision import background
+from kvrouter.supervision import background, ended
 from kvrouter.tls import ServerTls
 from kvrouter.wiring import Router, running
 
@@ -128,10 +128,10 @@ def run(options: argparse.Namespace) -> int:
         log.warning("only %d open files are allowed: raise the limit with ulimit -n", files)
     sys.setswitchinterval(SWITCH_S)
     if options.seat is not None:
-        return uvloop.run(_serve(config, Seat.decode(options.seat)))
+        return ended(uvloop.run(_serve(config, Seat.decode(options.seat))))
     if config.server.processes > 1:
         return uvloop.run(_keep(config, sys.argv[1:]))
-    return uvloop.run(_serve(config))
+    return ended(uvloop.run(_serve(config)))
 
 
 def configuration(options: argparse.Namespace) -> Config:

@@ -42,7 +42,7 @@ class PromptTokenizer(Protocol):
     chat_problem: str
 
     @property
-    def speed(self) -> int:
+    def speed(self) -> float:
         """See above."""
 
     @property

@@ -1,21 +1,33 @@
 """Chat templates, rendered as the engine's `transformers` library renders them.
 
-A template is code of the model's author: it runs in a sandbox and may raise anything. Rendering
-is thread-safe.
+A template is code of the model's author: it runs in a sandbox, for a bounded time, and may raise
+anything. Rendering is thread-safe.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from datetime import datetime
 from typing import Any
 
 import jinja2
 from jinja2 import nodes
+from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from kvrouter.tokenize.content_format import ContentFormat, detect_content_format
+from kvrouter.tokenize.time_limit import OverrunError, TimeLimit
+
+RENDERING = TimeLimit(1.0)
+"""A thousand messages take 4 ms."""
+
+MAX_REPEATED = 10_000_000
+"""Items of a repeated text or list. `*` and `**` are single instructions, and no limit of time
+would end them."""
+MAX_BITS = 100_000
+"""Of a product or a power."""
 
 # The end of an unfinished message is found again by this mark; its trailing space tells whether
 # the template stripped the message.
@@ -23,22 +35,33 @@ _CONTINUE_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
 class TemplateError(Exception):
-    """The template can't be compiled."""
+    """The template can't be compiled, or does not even render a plain message in time."""
 
 
 class TemplateRefusedError(Exception):
     """The template rejects these messages; the engine, rendering the same, would answer 400."""
 
 
+class TemplateOverrunError(Exception):
+    """The template did not come to an end; what these messages would look like is not known."""
+
+
 class ChatTemplate:
     """One compiled chat template with the special tokens that it may name."""
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+    def __init__(
+        self, source: str, special_tokens: Mapping[str, str], *, limit: TimeLimit = RENDERING
+    ) -> None:
+        """Compile it; raises `TemplateError`."""
+        self._limit = limit
         try:
-            self._template = _ENVIRONMENT.from_string(source)
-            tree = _ENVIRONMENT.parse(source)
+            self._template = limit.run(_ENVIRONMENT.from_string, source)
+            tree = limit.run(_ENVIRONMENT.parse, source)
         except (jinja2.TemplateError, RecursionError) as error:
             raise TemplateError(f"the chat template does not compile: {error}") from error
+        except OverrunError:
+            message = f"the chat template does not compile within {limit.limit_s:g} s"
+            raise TemplateError(message) from None
         # The library looks through several layers of them for each rendering; they don't change.
         self._template.globals = dict(self._template.globals)
         self._special_tokens = dict(special_tokens)
@@ -59,7 +82,10 @@ class ChatTemplate:
         continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """Render the text that the engine tokenizes; raises `TemplateRefusedError`."""
+        """Render the text that the engine tokenizes.
+
+        Raises `TemplateRefusedError`, or `TemplateOverrunError` after a second or so.
+        """
         if not messages:
             raise TemplateRefusedError("there are no messages")
         if continue_final_message and add_generation_prompt:
@@ -79,7 +105,10 @@ class ChatTemplate:
 
     def _run(self, context: dict[str, Any]) -> str:
         try:
-            return self._template.render(context)
+            return self._limit.run(self._template.render, context)
+        except OverrunError:
+            message = f"the chat template does not end within {self._limit.limit_s:g} s"
+            raise TemplateOverrunError(message) from None
         except Exception as error:  # a template is foreign code and may raise anything
             raise TemplateRefusedError(f"{type(error).__name__}: {error}") from error
 
@@ -125,7 +154,11 @@ class _Sandbox(ImmutableSandboxedEnvironment):
     The library asks a dictionary for an attribute first, fails, and takes the item; with an
     exception for each field of each message that is most of the time of a long chat. Where the
     name is no attribute of dictionaries the outcome is known.
+
+    And products are looked at before they are made.
     """
+
+    intercepted_binops = frozenset(("*", "**"))
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         """See `jinja2.Environment`."""
@@ -135,6 +168,22 @@ class _Sandbox(ImmutableSandboxedEnvironment):
             except KeyError:
                 return self.undefined(obj=obj, name=attribute)
         return super().getattr(obj, attribute)
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """See `SandboxedEnvironment`; raises `SecurityError` for what would be too large."""
+        if _is_too_large(operator, left, right):
+            raise SecurityError(f"the result of {operator} would be too large")
+        return super().call_binop(context, operator, left, right)
+
+
+def _is_too_large(operator: str, left: Any, right: Any) -> bool:
+    if isinstance(left, int) and isinstance(right, int):
+        bits = left.bit_length()
+        most = bits * right if operator == "**" else bits + right.bit_length()
+        return most > MAX_BITS
+    if isinstance(left, Sized) and isinstance(right, int):
+        return len(left) * right > MAX_REPEATED
+    return isinstance(right, Sized) and isinstance(left, int) and len(right) * left > MAX_REPEATED
 
 
 _DICT_ATTRIBUTES = frozenset(dir(dict))

@@ -31,7 +31,14 @@ from kvrouter.tokenize.messages import (
     has_media,
 )
 from kvrouter.tokenize.responses import responses_chat
-from kvrouter.tokenize.template import ChatTemplate, TemplateError, TemplateRefusedError
+from kvrouter.tokenize.template import (
+    RENDERING,
+    ChatTemplate,
+    TemplateError,
+    TemplateOverrunError,
+    TemplateRefusedError,
+)
+from kvrouter.tokenize.time_limit import TimeLimit
 
 MAX_TEXT_CHARS = 4_000_000
 """About a million tokens. Encoding takes some 100 bytes a character, and a thread for seconds,
@@ -53,6 +60,10 @@ CHATS = {
 }
 _HARMONY = "gpt_oss"
 _SPEEDS = {"fastokens": 20}
+_OVERRAN_SPEED = 0.001
+"""A chat template that did not end once is not rendered on the event loop any more."""
+
+_PLAIN_MESSAGE = {"role": "user", "content": "Hello"}
 
 
 class ModelTokenizer:
@@ -83,6 +94,7 @@ class ModelTokenizer:
         self._defaults = dict(chat_template_kwargs or {})
         self._tools_when_unused = tools_in_prompt_when_unused
         self._harmony = harmony
+        self._overran = False
         self.chat_problem = chat_problem or self._warm_up()
 
     @classmethod
@@ -97,6 +109,7 @@ class ModelTokenizer:
         offline: bool = False,
         backends: BackendSettings | None = None,
         max_model_len: Callable[[], int | None] = lambda: None,
+        rendering: TimeLimit = RENDERING,
     ) -> "ModelTokenizer":
         """Load from a folder or hub id; raises `TokenizerError` with what was tried.
 
@@ -105,6 +118,7 @@ class ModelTokenizer:
         `--exclude-tools-when-tool-choice-none` (as the opposite). A broken chat template is no
         error: see `chat_problem`. Without `backends` the reference encodes, and nothing is proven.
         `max_model_len` tells how many tokens the engines take, None where that is not known.
+        `rendering` ends templates that take too long.
         """
         files = find_tokenizer(folder_or_id, offline=offline)
         if chat_template is not None:
@@ -113,7 +127,7 @@ class ModelTokenizer:
         problem = "" if files.templates else "the model has no chat template"
         for name, source in files.templates.items():
             try:
-                templates[name] = ChatTemplate(source, files.special_tokens)
+                templates[name] = _compiled(source, files.special_tokens, rendering)
             except TemplateError as error:
                 problem = str(error)
         hf = HfBackend.load(files)
@@ -142,9 +156,9 @@ class ModelTokenizer:
         )
 
     @property
-    def speed(self) -> int:
+    def speed(self) -> float:
         """That of the backend in use."""
-        return _SPEEDS.get(self.backend.name, 1)
+        return _OVERRAN_SPEED if self._overran else _SPEEDS.get(self.backend.name, 1)
 
     @property
     def has_sample(self) -> bool:
@@ -159,7 +173,7 @@ class ModelTokenizer:
         """Tokenize a request. CPU work of up to 0.5 s per MB; never raises for what a client sent.
 
         What the engine will refuse, or what can't be reproduced, comes back BLIND or APPROXIMATE
-        with the reason.
+        with the reason; so does a chat over which the template does not come to an end.
         """
         try:
             if request.endpoint is Endpoint.COMPLETIONS:
@@ -167,6 +181,11 @@ class ModelTokenizer:
             return self._chat(request, namespace)
         except (UnreadableMessagesError, TemplateRefusedError) as error:
             return blind(request, f"the engine will refuse it: {error}"[:200])
+        except TemplateOverrunError as error:
+            if not self._overran:
+                _LOG.warning("a chat of %d bytes is judged by its length: %s", request.size, error)
+            self._overran = True
+            return by_length(request, str(error))
         except Exception as error:  # noqa: BLE001  # our bug may cost an overlap, not a request
             _LOG.exception("could not tokenize %r", request)
             return blind(request, f"tokenization failed: {type(error).__name__}")
@@ -249,8 +268,8 @@ class ModelTokenizer:
         if template is None:
             return f"there is no chat template named {DEFAULT!r}"
         try:
-            self._render(template, Chat(messages=[{"role": "user", "content": "Hello"}]))
-        except TemplateRefusedError as error:
+            self._render(template, Chat(messages=[_PLAIN_MESSAGE]))
+        except (TemplateRefusedError, TemplateOverrunError) as error:
             return f"the chat template can't render a plain message: {error}"
         return ""
 
@@ -360,6 +379,18 @@ def _read_template(path: Path) -> str:
         raise TokenizerError(f"the chat template {path} can't be read: {error}") from error
 
 
+def _compiled(source: str, special_tokens: Mapping[str, str], limit: TimeLimit) -> ChatTemplate:
+    """The template; raises `TemplateError` also when a plain message makes it run for ever."""
+    template = ChatTemplate(source, special_tokens, limit=limit)
+    try:
+        template.render(conversation([_PLAIN_MESSAGE], template.content_format))
+    except TemplateRefusedError:
+        pass  # it may want a system message first
+    except TemplateOverrunError as error:
+        raise TemplateError(str(error)) from error
+    return template
+
+
 _SAMPLE_CHAT = [
     {"role": "system", "content": "You're helpful.\nTo\u0308day is 2024-02-29."},
     {"role": "user", "content": "  Hi \U0001f600, what's 12345 * 2?\r\n\r\n"},
@@ -376,6 +407,6 @@ def _rendered_samples(templates: Iterable[ChatTemplate]) -> list[str]:
         for messages in (shown, shown[1:], shown[1:2]):
             try:
                 texts.append(template.render(messages))
-            except TemplateRefusedError:
+            except (TemplateRefusedError, TemplateOverrunError):
                 continue
     return texts

@@ -12,6 +12,8 @@ from support.captures import FOLDER
 from kvrouter.openai.body import Endpoint, RequestBody, parse_body
 from kvrouter.tokenize import ModelTokenizer
 from kvrouter.tokenize.hf import HfBackend
+from kvrouter.tokenize.template import RENDERING
+from kvrouter.tokenize.time_limit import TimeLimit
 
 TINY = FOLDER.parent / "tinymodel"
 
@@ -32,9 +34,12 @@ def with_config(folder: Path, **config: Any) -> Path:
     return folder
 
 
-def with_template(folder: Path, template: str, **config: Any) -> ModelTokenizer:
+def with_template(
+    folder: Path, template: str, *, rendering: TimeLimit = RENDERING, **config: Any
+) -> ModelTokenizer:
     """The tiny model's tokenizer with another chat template."""
-    return ModelTokenizer.load(str(with_config(folder, chat_template=template, **config)))
+    config["chat_template"] = template
+    return ModelTokenizer.load(str(with_config(folder, **config)), rendering=rendering)
 
 
 def request(kind: Endpoint = Endpoint.CHAT, /, **fields: Any) -> RequestBody:

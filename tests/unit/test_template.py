@@ -10,7 +10,13 @@ import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from kvrouter.tokenize.content_format import ContentFormat
-from kvrouter.tokenize.template import ChatTemplate, TemplateError, TemplateRefusedError
+from kvrouter.tokenize.template import (
+    ChatTemplate,
+    TemplateError,
+    TemplateOverrunError,
+    TemplateRefusedError,
+)
+from kvrouter.tokenize.time_limit import TimeLimit
 
 USER = [{"role": "user", "content": "hi"}]
 EACH = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"
@@ -224,3 +230,41 @@ def outcome(rendered: Callable[[], str]) -> str:
         return re.sub("0x[0-9a-f]+", "", rendered())
     except (TemplateRefusedError, jinja2.TemplateError):
         return "refused"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}{{ f(99) }}",
+        "{{ messages|slice(10000000000)|list }}",
+        "{{ lipsum(n=1000000000) }}",
+    ],
+)
+def test_a_template_that_does_not_end_is_ended(source: str) -> None:
+    """A loop within a loop over something long, or a macro that calls itself twice."""
+    template = ChatTemplate(source, {}, limit=TimeLimit(0.05))
+    with pytest.raises(TemplateOverrunError, match="does not end within"):
+        template.render(USER)
+
+
+@pytest.mark.parametrize(
+    "expression",
+    ["'ab' * 10**9", "10**9 * [1]", "2 ** (10**9)", "9 ** (9**9)", "7**30000 * 7**30000"],
+)
+def test_products_that_would_fill_the_memory_are_refused(expression: str) -> None:
+    """They are single instructions, also when the template is compiled."""
+    with pytest.raises(TemplateRefusedError, match="too large"):
+        render(f"{{{{ ({expression})|length }}}}")
+
+
+def test_a_template_that_does_not_end_as_it_is_compiled_is_ended() -> None:
+    """What is constant is computed then."""
+    with pytest.raises(TemplateError, match="does not compile within"):
+        ChatTemplate("{{ 'x'|slice(10000000000)|list }}", {}, limit=TimeLimit(0.05))
+
+
+def test_products_of_the_usual_size_are_made() -> None:
+    assert render(
+        "{{ '=' * 3 }}{{ 2 * '-' }}{{ 6 * 7 }}{{ 2 ** 10 }}{{ 2 ** -1 }}{{ 1.5 * 2 }}"
+    ) == ("===--4210240.53.0")

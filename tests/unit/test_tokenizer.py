@@ -12,9 +12,10 @@ from tokenizers import Tokenizer, models, normalizers, processors
 
 from kvrouter.openai.body import Endpoint, parse_body
 from kvrouter.prompt import Fidelity, Prompt
-from kvrouter.tokenize import ContentFormat, ModelTokenizer, TokenizerError
+from kvrouter.tokenize import ContentFormat, ModelTokenizer, ThreadSettings, TokenizerError
 from kvrouter.tokenize.hf import HfBackend
 from kvrouter.tokenize.location import TokenizerFiles, find_tokenizer
+from kvrouter.tokenize.time_limit import TimeLimit
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:,"}}
 
@@ -302,6 +303,35 @@ def test_a_broken_template_is_known_at_load(tmp_path: Path, template: Any, probl
     assert tokenizer.prompt(request(messages=[said("a")])).fidelity is Fidelity.BLIND
     body = request(Endpoint.COMPLETIONS, prompt="a b")
     assert tokenizer.prompt(body).fidelity is Fidelity.EXACT
+
+
+ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+
+
+def test_a_template_that_never_ends_is_known_at_load(tmp_path: Path) -> None:
+    """Its chats are judged by their length at once; completions are not concerned."""
+    tokenizer = with_template(tmp_path, ENDLESS, rendering=TimeLimit(0.05))
+    assert "does not end within 0.05 s" in tokenizer.chat_problem
+    prompt = tokenizer.prompt(request(messages=[said("hi")]))
+    assert (prompt.fidelity, prompt.reason) == (Fidelity.BLIND, tokenizer.chat_problem)
+    assert tokenizer.prompt(request(Endpoint.COMPLETIONS, prompt="Hi")).fidelity is Fidelity.EXACT
+
+
+def test_a_chat_over_which_the_template_does_not_end_is_judged_by_its_length(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """From then on the model's templates are kept off the event loop, whatever they render."""
+    template = "{% if messages|length > 1 %}" + ENDLESS + "{% endif %}{{ messages[0].content }}"
+    tokenizer = with_template(tmp_path, template, rendering=TimeLimit(0.05))
+    assert (tokenizer.chat_problem, tokenizer.speed) == ("", 1)
+    body = request(messages=[said("hi"), said("again")])
+    for _ in range(2):
+        prompt = tokenizer.prompt(body)
+        assert (prompt.fidelity, prompt.prompt_tokens) == (Fidelity.APPROXIMATE, body.size // 4)
+        assert "does not end within 0.05 s" in prompt.reason
+    assert len(caplog.records) == 1
+    assert ThreadSettings().inline_bytes * tokenizer.speed < body.size
+    assert tokenizer.prompt(request(messages=[said("hi")])).fidelity is Fidelity.EXACT
 
 
 def test_tools_take_the_template_of_that_name(tmp_path: Path) -> None:

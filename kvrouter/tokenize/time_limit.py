@@ -1,0 +1,85 @@
+"""Foreign Python code that has to end in time: a thread looks on, and raises in it what ends it.
+
+A chat template is a program, of the model's author and with a client's values, and may loop for
+ever. To count its steps would cost each chat that is well. So a thread looks now and then at what
+runs; what it has seen for too long is ended by an exception that it raises there, which CPython
+offers (`PyThreadState_SetAsyncExc`). Code that ends in time pays for two entries of a dictionary.
+
+An exception comes between two instructions of Python. What one of them does (to double a text of
+a gigabyte, say) is not cut short.
+"""
+
+import ctypes
+import threading
+import time
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+LOOKS = 4
+"""How often a call is seen running before it is ended."""
+
+_WAIT_S = 0.001
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class OverrunError(BaseException):
+    """The code ran too long. No `Exception`: foreign code may catch those."""
+
+
+class TimeLimit:
+    """Ends calls that take longer than `limit_s`, by up to a quarter more. Thread-safe.
+
+    Its thread begins with the first call and lives as long as the process.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        self.limit_s = limit_s
+        self._threads: dict[object, int] = {}
+        """Where each call runs. Whoever takes a call out of here decides how it ends: who made
+        it, that it has ended; who looks on, that the exception comes."""
+        self._looker: threading.Thread | None = None
+
+    def run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call it; raises `OverrunError` when that takes too long. Not from within such a call."""
+        if self._looker is None:
+            self._begin()
+        run = object()
+        self._threads[run] = threading.get_ident()
+        try:
+            result = call(*args, **kwargs)
+        except OverrunError:
+            raise
+        except BaseException:
+            self._end(run)
+            raise
+        self._end(run)
+        return result
+
+    def _end(self, run: object) -> None:
+        """Not before an exception that is on its way has come, or it would come to others."""
+        if self._threads.pop(run, None) is None:
+            while True:
+                time.sleep(_WAIT_S)
+
+    def _begin(self) -> None:
+        self._looker = threading.Thread(target=self._look_on, name="time limit", daemon=True)
+        self._looker.start()
+
+    def _look_on(self) -> None:
+        seen: dict[object, int] = {}
+        while True:
+            time.sleep(self.limit_s / LOOKS)
+            seen = {run: seen.get(run, 0) + 1 for run in list(self._threads)}
+            for run in [run for run, looks in seen.items() if looks > LOOKS]:
+                thread = self._threads.pop(run, None)
+                if thread is not None:
+                    _raise_in(thread)
+
+
+def _raise_in(thread: int) -> None:
+    """Once per call: it would replace one that has not come yet."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(
+        ctypes.c_ulong(thread), ctypes.py_object(OverrunError)
+    )
