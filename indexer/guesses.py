@@ -17,6 +17,7 @@ from indexer.model import InvariantError
 
 MARK_BLOCKS = 16
 """Fewer marks cost less to note, and each look at a block that has none costs more."""
+_MARK_BYTES = MARK_BLOCKS * HASH_BYTES
 
 
 class _Run:
@@ -165,7 +166,9 @@ class Guesses:
     def _append(self, before: _Run | None, new: bytes, until: float) -> _Run:
         """Let a run have new blocks at its end; without one, make one of them."""
         if before is None:
-            before = _Run(b"", until)
+            run = _Run(new, until)
+            self._mark(run, 0)
+            return run
         start = len(before.hashes)
         before.hashes += new
         self._mark(before, start)
@@ -201,8 +204,8 @@ def blocks_of(hashes: bytes) -> memoryview:
 
 def marks_of(hashes: bytes, start: int = 0) -> memoryview:
     """Those blocks of a run, from this byte on, by which it is found."""
-    first = -(-start // (MARK_BLOCKS * HASH_BYTES)) * MARK_BLOCKS
-    return blocks_of(hashes)[first::MARK_BLOCKS]
+    first = -(-start // _MARK_BYTES) * MARK_BLOCKS
+    return memoryview(hashes).cast("Q")[first::MARK_BLOCKS]
 
 
 def _find(run: bytes, hashes: bytes, place: int) -> int:

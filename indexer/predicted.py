@@ -60,6 +60,7 @@ class PredictedBlocks:
         self._queued_blocks = 0
         self._age = count()
         self._marks: set[int] = set()  # of all predictions of any rank, and of some gone ones
+        self._most_marks = _GONE_MARKS
 
     def expect(
         self, rank: WorkerRank, hashes: bytes, *, now: float, ttl_s: float, start: int = 0
@@ -69,7 +70,8 @@ class PredictedBlocks:
         For `ttl_s` seconds from `now` on.
         """
         hashes, lead = self._cut(hashes, start)
-        if len(hashes) <= lead * HASH_BYTES or ttl_s <= 0:
+        blocks = len(hashes) // HASH_BYTES - lead
+        if blocks <= 0 or ttl_s <= 0:
             return
         until = now + ttl_s
         known = self._guesses.get(rank)
@@ -78,12 +80,12 @@ class PredictedBlocks:
         known.expect(hashes, until, start=lead)
         heapq.heappush(self._queue, _Prediction(until, next(self._age), rank, hashes, lead, known))
         self._marks.update(blocks_of(hashes)[lead::MARK_BLOCKS])
-        self._queued_blocks += len(hashes) // HASH_BYTES - lead
+        self._queued_blocks += blocks
         while self._queued_blocks > self._max_blocks:
             self._drop_first()
-        most = self._queued_blocks // MARK_BLOCKS + len(self._queue)
-        if len(self._marks) > 2 * most + _GONE_MARKS:
+        if len(self._marks) > self._most_marks:
             self._marks = set().union(*(marks_of(made.own) for made in self._queue))
+            self._most_marks = 2 * len(self._marks) + _GONE_MARKS
 
     def confirm(self, rank: WorkerRank, hashes: bytes) -> None:
         """Events have these blocks on the rank: the index speaks for them from now on.

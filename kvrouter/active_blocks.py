@@ -54,11 +54,14 @@ class ActiveBlocks:
     def hold(self, rank: WorkerRank, hashes: bytes) -> Hold:
         """A request with these blocks becomes active."""
         hold = Hold(rank, self._descend(hashes))
-        for run in _upwards(hold.leaf):
+        run, added = hold.leaf, 0
+        while run.parent is not None:
             active = run.active.get(rank, 0)
             run.active[rank] = active + 1
             if not active:
-                hold.added_blocks += len(run.hashes) // HASH_BYTES
+                added += len(run.hashes)
+            run = run.parent
+        hold.added_blocks = added // HASH_BYTES
         return hold
 
     def release(self, hold: Hold) -> int:

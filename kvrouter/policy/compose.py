@@ -25,7 +25,7 @@ from kvrouter.policy.scorers import (
 class Choice(msgspec.Struct, frozen=True, gc=False):
     """What a policy made of the candidates. `kept` and `position` are positions in the survey.
 
-    `terms` and `costs` have an entry for each candidate, also for those that were filtered.
+    `costs` has an entry for each candidate, also for those that were filtered.
     """
 
     kept: Sequence[int]
@@ -56,10 +56,8 @@ class Policy(msgspec.Struct, frozen=True):
 
 
 def _sums(terms: Terms, candidates: int) -> list[float]:
-    """The sum of each row. Columns without anything are common, and cost nothing to add."""
-    if len(terms) == 1:
-        return terms[0]
-    columns = [column for column in terms if any(column)]
+    """The sum of each row."""
+    columns = [column for column in terms if column]
     if not columns:
         return [0.0] * candidates
     costs: Iterable[float] = columns[0]

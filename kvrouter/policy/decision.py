@@ -9,6 +9,7 @@ from indexer import Overlap
 from kvrouter.policy.candidate import Candidate, Survey
 from kvrouter.policy.compose import Choice, Policy
 from kvrouter.policy.pickers import Reason
+from kvrouter.policy.scorers import row_of
 from kvrouter.prompt import Prompt
 
 
@@ -78,8 +79,8 @@ class Decision:
         return [self._rated(each) for each in range(len(self.candidates.ranks)) if each not in kept]
 
     def _rated(self, position: int) -> Rated:
-        names, columns = self._policy.scorer.term_names, self._choice.terms
-        terms = {name: column[position] for name, column in zip(names, columns, strict=True)}
+        values = row_of(self._choice.terms, position)
+        terms = dict(zip(self._policy.scorer.term_names, values, strict=True))
         cost = self._choice.costs[position]
         return _rated(self.candidates[position], terms, cost, self.candidates.now)
 

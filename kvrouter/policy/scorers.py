@@ -12,7 +12,12 @@ from kvrouter.load import queued_tokens
 from kvrouter.policy.candidate import Survey
 
 Terms: TypeAlias = tuple[list[float], ...]
-"""A column per term, each with an entry per candidate."""
+"""A column per term, each with an entry per candidate; an empty one if it is 0 for all."""
+
+
+def row_of(terms: Terms, position: int) -> list[float]:
+    """What a candidate's cost is the sum of."""
+    return [column[position] if column else 0.0 for column in terms]
 
 
 class Scorer(Protocol):
@@ -120,7 +125,7 @@ class TokenCost(msgspec.Struct, frozen=True):
         uncached, weight = survey.uncached_tokens, self.copy_weight
         least = min(uncached)
         if max(uncached) == least:
-            return [0.0] * len(uncached)
+            return []
         making = _least_without_predictions(survey) - least
         return [
             weight * _wasted(tokens, tokens - least, making, room) if tokens > least else 0.0
@@ -131,7 +136,7 @@ class TokenCost(msgspec.Struct, frozen=True):
         limit, loads = self.fill_limit, survey.loads
         most = max([load.decode_tokens for load in loads]) + survey.most_new_tokens
         if most <= limit * survey.least_capacity:
-            return [0.0] * len(loads)
+            return []
         return [
             max(0.0, load.decode_tokens + tokens - limit * capacity)
             for load, tokens, capacity in zip(
@@ -141,7 +146,7 @@ class TokenCost(msgspec.Struct, frozen=True):
 
     def _slowness(self, survey: Survey, wait: list[float], requests: list[float]) -> list[float]:
         if not survey.slowness:
-            return [0.0] * len(survey)
+            return []
         tokens = sum(load.decode_tokens for load in survey.loads)
         limit = self.fill_limit * sum(survey.capacities)
         share = 1.0 - tokens / limit if tokens < limit else 0.0

@@ -11,7 +11,7 @@ from kvrouter.config import ConfigError, PolicyConfig, PolicyName, parse_config
 from kvrouter.policy import Policy, Reason, build_policy
 from kvrouter.policy.filters import LoadGuard
 from kvrouter.policy.pickers import Cheapest, Softmax
-from kvrouter.policy.scorers import ActiveRequests, BlockCost, TokenCost
+from kvrouter.policy.scorers import ActiveRequests, BlockCost, TokenCost, row_of
 
 
 def winner(chosen_by: Policy, *candidates: Row) -> str:
@@ -26,7 +26,7 @@ def test_every_policy_explains_itself_in_the_same_way(name: str) -> None:
     choice = named.choose(found, Random(1))
     assert named.name == name
     assert len(choice.kept) == len(choice.costs) == 2
-    assert choice.costs == [sum(column[each] for column in choice.terms) for each in (0, 1)]
+    assert choice.costs == [sum(row_of(choice.terms, each)) for each in (0, 1)]
     assert len(choice.terms) == len(named.scorer.term_names)
 
 
