@@ -113,15 +113,21 @@ class FleetCollector(Collector):
             "Prompts that were encoded again by the reference, by how that came out",
             labels=["model", "result"],
         )
+        resting = GaugeMetricFamily(
+            "kvrouter_tokenizer_resting_engines",
+            "Engines that are not asked for tokens at present, because they did not answer",
+            labels=["model"],
+        )
         for pool in self._fleet.pools.values():
             if pool.tokenizer is None:
                 continue
             report = pool.tokenizer.report
+            resting.add_metric([pool.model], report.resting)
             in_use.add_metric([pool.model, report.name], 1)
             checks.add_metric([pool.model, "equal"], report.checked - report.mismatched)
             checks.add_metric([pool.model, "different"], report.mismatched)
             checks.add_metric([pool.model, "not_encoded"], report.failed)
-        yield from (in_use, checks)
+        yield from (in_use, checks, resting)
         yield from self._token_counts()
 
     def _token_counts(self) -> Iterator[Metric]:

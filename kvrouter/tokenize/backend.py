@@ -30,6 +30,8 @@ class EncoderReport(NamedTuple):
     """Of these, with other ids."""
     failed: int = 0
     """Texts that the encoder in use could not encode."""
+    resting: int = 0
+    """Engines that are not asked at present, because they did not answer."""
 
 
 class PromptTokenizer(Protocol):

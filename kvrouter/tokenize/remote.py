@@ -1,7 +1,8 @@
 """Prompts of models whose tokenizer only the engine has: its `/tokenize` is asked.
 
 Each prompt costs the engine's front end as much as the request itself and comes back over HTTP, so
-this is for models that the router can't tokenize. The answer is exact.
+this is for models that the router can't tokenize. The answer is exact. An engine that does not
+answer is left alone for a while, and so are the prompts when none does.
 """
 
 import http.client
@@ -10,8 +11,10 @@ import json
 import logging
 import socket
 import ssl
+import time
 from array import array
 from collections.abc import Callable, Sequence
+from random import Random
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -20,7 +23,8 @@ from kvrouter.prompt import Fidelity, Prompt
 from kvrouter.tokenize.backend import EncoderReport
 from kvrouter.tokenize.given import as_ids, given_ids
 from kvrouter.tokenize.messages import has_media
-from kvrouter.tokenize.tokenizer import CHATS, blind
+from kvrouter.tokenize.rests import Rests
+from kvrouter.tokenize.tokenizer import CHATS, blind, by_length
 from kvrouter.worker_url import socket_path
 
 TIMEOUT_S = 4.0
@@ -41,9 +45,16 @@ class RemoteTokenizer:
     has_sample = False
 
     def __init__(
-        self, model: str, urls: Callable[[], Sequence[str]], tls: ssl.SSLContext | None = None
+        self,
+        model: str,
+        urls: Callable[[], Sequence[str]],
+        tls: ssl.SSLContext | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._tls = tls
+        self._clock = clock
+        self._rests = Rests(Random(), question_s=TIMEOUT_S)
         self._model = model
         self._urls = urls
         self._turn = itertools.count()
@@ -53,27 +64,37 @@ class RemoteTokenizer:
     @property
     def report(self) -> EncoderReport:
         """What encodes, for those who look."""
-        return EncoderReport("remote", "the engine's /tokenize", failed=self._failed)
+        resting = self._rests.resting(self._urls())
+        return EncoderReport(
+            "remote", "the engine's /tokenize", failed=self._failed, resting=resting
+        )
 
     def check_sample(self) -> None:
         """The answer is the engine's own."""
 
     def prompt(self, request: RequestBody, *, namespace: bytes = b"") -> Prompt:
-        """Ask an engine; blind when it does not answer or refuses."""
+        """Ask an engine. Blind when it refuses, by length when none answers."""
         ids = given_ids(request)
         if ids is not None:
             return Prompt(ids, namespace=namespace)
         question, doubts = _question(request)
         if question is None:
             return blind(request, "the engine can't be asked for this prompt")
+        urls = self._urls()
+        url = self._rests.choose(urls, next(self._turn), self._clock())
+        if url is None:
+            problem = self.chat_problem if urls else "no engine is ready"
+            return by_length(request, f"no engine is asked: {problem}")
         try:
-            ids = self._ask({"model": self._model, **question})
-        except (OSError, http.client.HTTPException, ValueError) as error:
+            ids = self._answer(url, {"model": self._model, **question})
+        except _RefusedError as error:
+            self._failed += 1
+            return blind(request, f"the engine's {_PATH} failed: {error}")
+        except _UnansweredError as error:
             self._failed += 1
             problem = f"the engine's {_PATH} failed: {error}"[:200]
-            if not isinstance(error, _RefusedError):
-                self._note(problem)
-            return blind(request, problem)
+            self._note(problem)
+            return by_length(request, problem)
         self._note("")
         fidelity = Fidelity.APPROXIMATE if doubts else Fidelity.EXACT
         return Prompt(ids, namespace=namespace, fidelity=fidelity, reason="; ".join(doubts))
@@ -83,12 +104,23 @@ class RemoteTokenizer:
             _LOG.warning("model %s: prompts are routed by load: %s", self._model, problem)
         self.chat_problem = problem
 
-    def _ask(self, question: dict[str, Any]) -> "array[int]":
+    def _answer(self, url: str, question: dict[str, Any]) -> "array[int]":
+        """Raises `_RefusedError`, or `_UnansweredError`; the engine rests then."""
+        asked_at = self._clock()
+        try:
+            ids = self._ask(url, question)
+        except _RefusedError:
+            self._rests.answered(url)
+            raise
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            self._rests.failed(url, asked_at, self._clock())
+            raise _UnansweredError(str(error)) from error
+        self._rests.answered(url)
+        return ids
+
+    def _ask(self, url: str, question: dict[str, Any]) -> "array[int]":
         """Raises OSError, HTTPException or ValueError; `_RefusedError` is the prompt's fault."""
-        urls = self._urls()
-        if not urls:
-            raise ValueError("no engine is ready")
-        connection = _connection(urls[next(self._turn) % len(urls)], self._tls)
+        connection = _connection(url, self._tls)
         try:
             body = json.dumps(question).encode()
             connection.request("POST", _PATH, body, {"Content-Type": "application/json"})
@@ -108,6 +140,10 @@ class RemoteTokenizer:
 
 class _RefusedError(ValueError):
     """The engine does not take this prompt."""
+
+
+class _UnansweredError(Exception):
+    """The engine did not answer."""
 
 
 class _SocketConnection(http.client.HTTPConnection):

@@ -12,6 +12,7 @@ import pytest
 from kvrouter.openai.body import Endpoint, RequestBody, parse_body
 from kvrouter.prompt import Fidelity
 from kvrouter.tokenize import RemoteTokenizer
+from kvrouter.tokenize.rests import FIRST_S, MAX_S
 
 
 class Answers(BaseHTTPRequestHandler):
@@ -43,6 +44,15 @@ def engine(handler: type[Answers]) -> Iterator[str]:
             thread.join()
 
 
+class Clock:
+    """A clock that stands still."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 def completion() -> RequestBody:
     return parse_body(Endpoint.COMPLETIONS, b'{"prompt": "Hello there"}')
 
@@ -56,9 +66,11 @@ def test_that_no_engine_tokenizes_is_told_once_and_until_one_does(
         status = 404
 
     with engine(Engine) as url:
-        tokenizer = RemoteTokenizer("m", lambda: [url])
+        clock = Clock()
+        tokenizer = RemoteTokenizer("m", lambda: [url], clock=clock)
         for _ in range(3):
-            assert tokenizer.prompt(completion()).fidelity is Fidelity.BLIND
+            assert tokenizer.prompt(completion()).fidelity is Fidelity.APPROXIMATE
+            clock.now += 2 * MAX_S
         assert "404" in tokenizer.chat_problem
         (line,) = [each for each in caplog.records if each.levelno >= logging.WARNING]
         assert "404" in line.getMessage()
@@ -76,3 +88,44 @@ def test_a_prompt_that_an_engine_refuses_says_nothing_of_the_others() -> None:
         tokenizer = RemoteTokenizer("m", lambda: [url])
         assert tokenizer.prompt(completion()).fidelity is Fidelity.BLIND
         assert tokenizer.chat_problem == ""
+
+
+def test_an_engine_that_does_not_answer_is_not_asked_by_each_prompt() -> None:
+    """It hangs: else each prompt would wait for it, for seconds."""
+    asked: list[int] = []
+
+    class Engine(Answers):
+        def do_POST(self) -> None:
+            asked.append(self.client_address[1])
+            if len(asked) > 1:
+                super().do_POST()
+
+    clock = Clock()
+    with engine(Engine) as url:
+        tokenizer = RemoteTokenizer("m", lambda: [url], clock=clock)
+        for _ in range(3):
+            prompt = tokenizer.prompt(completion())
+            assert (prompt.fidelity, prompt.prompt_tokens) == (Fidelity.APPROXIMATE, 6)
+            assert "/tokenize failed" in prompt.reason
+        assert (len(asked), tokenizer.report.resting) == (1, 1)
+        clock.now += 2 * FIRST_S
+        assert list(tokenizer.prompt(completion()).token_ids) == [1, 2, 3]
+        assert tokenizer.report.resting == 0
+
+
+def test_another_engine_is_asked_while_one_rests() -> None:
+    class Broken(Answers):
+        status = 500
+
+    with engine(Broken) as broken, engine(Answers) as good:
+        tokenizer = RemoteTokenizer("m", lambda: [broken, good], clock=Clock())
+        fidelities = [tokenizer.prompt(completion()).fidelity for _ in range(4)]
+    assert fidelities == [Fidelity.APPROXIMATE, *3 * [Fidelity.EXACT]]
+
+
+def test_without_an_engine_nobody_is_asked() -> None:
+    prompt = RemoteTokenizer("m", list).prompt(completion())
+    assert (prompt.fidelity, prompt.reason) == (
+        Fidelity.APPROXIMATE,
+        "no engine is asked: no engine is ready",
+    )
