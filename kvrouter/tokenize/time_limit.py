@@ -28,6 +28,16 @@ class OverrunError(BaseException):
     """The code ran too long. No `Exception`: foreign code may catch those."""
 
 
+class _Run:
+    """One call."""
+
+    __slots__ = ("is_told",)
+
+    def __init__(self) -> None:
+        self.is_told = False
+        """Whether the exception that ends it has been raised in its thread."""
+
+
 class TimeLimit:
     """Ends calls that take longer than `limit_s`, by up to a quarter more. Thread-safe.
 
@@ -36,7 +46,7 @@ class TimeLimit:
 
     def __init__(self, limit_s: float) -> None:
         self.limit_s = limit_s
-        self._threads: dict[object, int] = {}
+        self._threads: dict[_Run, int] = {}
         """Where each call runs. Whoever takes a call out of here decides how it ends: who made
         it, that it has ended; who looks on, that the exception comes."""
         self._looker: threading.Thread | None = None
@@ -45,7 +55,7 @@ class TimeLimit:
         """Call it; raises `OverrunError` when that takes too long. Not from within such a call."""
         if self._looker is None:
             self._begin()
-        run = object()
+        run = _Run()
         self._threads[run] = threading.get_ident()
         try:
             result = call(*args, **kwargs)
@@ -57,18 +67,24 @@ class TimeLimit:
         self._end(run)
         return result
 
-    def _end(self, run: object) -> None:
-        """Not before an exception that is on its way has come, or it would come to others."""
+    def _end(self, run: _Run) -> None:
+        """Not before an exception that is on its way has come, or it would come to others.
+
+        It comes with the next few instructions, or has come where it was lost: in a finalizer,
+        or in code that catches everything.
+        """
         if self._threads.pop(run, None) is None:
-            while True:
+            while not run.is_told:
                 time.sleep(_WAIT_S)
+            time.sleep(_WAIT_S)
+            raise OverrunError
 
     def _begin(self) -> None:
         self._looker = threading.Thread(target=self._look_on, name="time limit", daemon=True)
         self._looker.start()
 
     def _look_on(self) -> None:
-        seen: dict[object, int] = {}
+        seen: dict[_Run, int] = {}
         while True:
             time.sleep(self.limit_s / LOOKS)
             seen = {run: seen.get(run, 0) + 1 for run in list(self._threads)}
@@ -76,6 +92,7 @@ class TimeLimit:
                 thread = self._threads.pop(run, None)
                 if thread is not None:
                     _raise_in(thread)
+                    run.is_told = True
 
 
 def _raise_in(thread: int) -> None:

@@ -37,6 +37,16 @@ def test_code_that_catches_exceptions_is_ended_too() -> None:
         LIMIT.run(stubborn)
 
 
+def test_an_exception_that_gets_lost_on_its_way_is_not_waited_for() -> None:
+    def deaf() -> None:
+        with contextlib.suppress(BaseException):
+            for_ever()
+
+    with pytest.raises(OverrunError):
+        LIMIT.run(deaf)
+    assert LIMIT.run(int, "1") == 1
+
+
 def test_only_the_thread_that_takes_too_long_is_ended() -> None:
     turns: list[int] = []
 
