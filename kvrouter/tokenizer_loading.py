@@ -25,6 +25,7 @@ from kvrouter.tokenize import (
     TokenizerError,
 )
 from kvrouter.tokenize.choice import BackendWish
+from kvrouter.tokenize.guarded import told
 from kvrouter.workers import WorkerState
 
 log = logging.getLogger(__name__)
@@ -109,10 +110,10 @@ class TokenizerLoader:
             pool.tokenizer = work.result()
         except TokenizerError as error:
             pool.tokenizer_problem = str(error)
-        except Exception as error:  # files of others may be wrong in any way
+        except BaseException as error:  # files of others may be wrong in any way
+            what = told(error)
             log.debug("the tokenizer of %s", pool.model, exc_info=True)
-            problem = f"{where} can't be loaded: {type(error).__name__}: {error}"
-            pool.tokenizer_problem = problem[:500]
+            pool.tokenizer_problem = f"{where} can't be loaded: {type(error).__name__}: {what}"
 
     def _report(self, pool: Pool) -> None:
         tokenizer = pool.tokenizer

@@ -62,6 +62,14 @@ class PromptTokenizer(Protocol):
         """Tokenize a request; never raises for what a client sent."""
 
 
+class EncodeError(Exception):
+    """A text can't be encoded; says by what and why. `panicked`: the library may be broken now."""
+
+    def __init__(self, message: str, *, panicked: bool = False) -> None:
+        super().__init__(message)
+        self.panicked = panicked
+
+
 class Backend(Protocol):
     """An encoder of one model. It is used by several threads at once."""
 
@@ -70,7 +78,10 @@ class Backend(Protocol):
         """Which library does it, for reports."""
 
     def encode(self, text: str) -> "array[int]":
-        """The ids of a text, without what the tokenizer may add around it."""
+        """The ids of a text, without what the tokenizer may add around it.
+
+        Raises `EncodeError`; a library that is not guarded, anything.
+        """
 
 
 class Library(Backend, Protocol):

@@ -7,9 +7,10 @@ from time import perf_counter
 from typing import Any, Literal
 
 from kvrouter.tokenize import parity
-from kvrouter.tokenize.backend import Backend
+from kvrouter.tokenize.backend import Backend, EncodeError
 from kvrouter.tokenize.cuts import Cuts, cuts_of
 from kvrouter.tokenize.fast import FastBackend
+from kvrouter.tokenize.guarded import GuardedLibrary
 from kvrouter.tokenize.hf import HfBackend
 from kvrouter.tokenize.ladder import Ladder
 from kvrouter.tokenize.location import TokenizerError
@@ -39,35 +40,36 @@ def choose(hf: HfBackend, rendered: Sequence[str], settings: BackendSettings) ->
 
     `rendered` are prompts that the model's own chat template made.
     """
+    reference = GuardedLibrary(hf)
     spec = json.loads(hf.spec)
     compared = list(parity.texts(_special_tokens(spec), rendered))
     cuts = cuts_of(spec)
-    steps: list[Backend] = [hf]
+    steps: list[Backend] = [reference]
     if settings.cache_bytes:
         half = settings.cache_bytes // 2
         cache, stretches = SegmentCache(half), Stretches(half, cuts)
-        cached = CachedBackend(hf, cuts, cache, stretches)
+        cached = CachedBackend(reference, cuts, cache, stretches)
         steps.insert(0, cached)
     fast, reason = None, "configured"
     if settings.wish == "auto":
-        fast, reason = _proven_fast(hf, compared, cuts, settings.cache_bytes)
+        fast, reason = _proven_fast(hf.spec, reference, compared, cuts, settings.cache_bytes)
     if fast is not None:
         return Ladder([fast, *steps], reason, check_every=settings.check_every)
     if settings.cache_bytes:
-        found = parity.difference(hf, cached, compared)
+        problem = _problem(reference, cached, compared)
         cache.clear()
         stretches.clear()
-        if found is not None:
-            return Ladder([hf], f"{reason}; cached pieces give other ids: {found}", check_every=0)
+        if problem:
+            return Ladder([reference], f"{reason}; no cache: {problem}", check_every=0)
     return Ladder(steps, reason, check_every=settings.check_every)
 
 
 def _proven_fast(
-    hf: HfBackend, compared: Sequence[str], cuts: Cuts, cache_bytes: int
+    spec: str, reference: Backend, compared: Sequence[str], cuts: Cuts, cache_bytes: int
 ) -> tuple[Backend | None, str]:
     """The library where it is right about all of these, and why or why not."""
     try:
-        library = FastBackend(hf.spec)
+        library = GuardedLibrary(FastBackend(spec))
     except TokenizerError as error:
         return None, str(error)
     fast: Backend = library
@@ -75,11 +77,20 @@ def _proven_fast(
         stretches = Stretches(cache_bytes, cuts)
         fast = StretchedBackend(library, cuts, stretches)
     started = perf_counter()
-    found = parity.difference(hf, fast, compared)
-    if found is not None:
-        return None, f"fastokens gives other ids: {found}"
+    problem = _problem(reference, fast, compared)
+    if problem:
+        return None, problem
     took_s = perf_counter() - started
     return fast, f"ids equal to tokenizers on {len(compared)} texts ({took_s:.1f} s)"
+
+
+def _problem(reference: Backend, backend: Backend, compared: Sequence[str]) -> str:
+    """Why a backend is not proven, empty where it is."""
+    try:
+        found = parity.difference(reference, backend, compared)
+    except EncodeError as error:
+        return f"in the proof, {error}"
+    return "" if found is None else f"{backend.name} gives other ids: {found}"
 
 
 def _special_tokens(spec: dict[str, Any]) -> list[str]:

@@ -17,6 +17,7 @@ os.environ.setdefault("FASTOKENS_BPE_THREADS", "1")
 import fastokens  # type: ignore[import-untyped]  # it has none
 
 from kvrouter.tokenize.backend import ID_BYTES
+from kvrouter.tokenize.guarded import told
 from kvrouter.tokenize.location import TokenizerError
 
 
@@ -31,8 +32,8 @@ class FastBackend:
             self._tokenizer = fastokens.Tokenizer.from_json_str(spec)
             self._tokenizer.no_truncation()
             self._tokenizer.no_padding()
-        except (ValueError, RuntimeError, NotImplementedError) as error:
-            raise TokenizerError(f"fastokens can't load it: {error}") from error
+        except BaseException as error:
+            raise TokenizerError(f"fastokens can't load it: {told(error)}") from error
 
     def encode(self, text: str) -> "array[int]":
         """See `Backend`."""

@@ -1,18 +1,23 @@
 """The `tokenizers` library: the reference that every other backend is held to."""
 
+import contextlib
 import json
 import os
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from tokenizers import AddedToken, Tokenizer, pre_tokenizers
 
 from kvrouter.tokenize.backend import Around
+from kvrouter.tokenize.guarded import told
 from kvrouter.tokenize.location import TokenizerError, TokenizerFiles
 from kvrouter.tokenize.ranks import load_ranks
 
 _PROBE = "a"
+_MORE_PROBES = 20
+"""Words of the vocabulary, where the tokenizer has no token for what it does not know, and in place
+of those that are what it adds."""
 
 
 class HfBackend:
@@ -36,8 +41,9 @@ class HfBackend:
             return cls(load_ranks(files.ranks))
         try:
             tokenizer = Tokenizer.from_file(str(files.tokenizer_json))
-        except Exception as error:  # the library raises bare Exceptions
-            raise TokenizerError(f"{files.tokenizer_json} can't be loaded: {error}") from error
+        except BaseException as error:
+            message = f"{files.tokenizer_json} can't be loaded: {told(error)}"
+            raise TokenizerError(message) from error
         _add_missing_tokens(tokenizer, files.config)
         _rebuild_as_llama(tokenizer, files.config)
         return cls(tokenizer)
@@ -60,14 +66,31 @@ class HfBackend:
 
 
 def _around(tokenizer: Tokenizer) -> Around:
-    """What the post-processor adds, which for one text is the same whatever the text."""
-    plain = tokenizer.encode(_PROBE, add_special_tokens=False).ids
-    whole = tokenizer.encode(_PROBE, add_special_tokens=True).ids
-    added = len(whole) - len(plain)
-    starts = [at for at in range(added + 1) if whole[at : at + len(plain)] == plain]
-    # Where the text's own ids are not to be found, it is because there are none.
-    at = starts[0] if starts and plain else added
-    return Around(array("I", whole[:at]), array("I", whole[at + len(plain) :]))
+    """What the post-processor adds, which for one text is the same whatever the text.
+
+    Raises `TokenizerError` when nothing can be encoded.
+    """
+    found = None
+    for text in _probes(tokenizer):
+        with contextlib.suppress(Exception):  # the library raises bare ones
+            plain = tokenizer.encode(text, add_special_tokens=False).ids
+            whole = tokenizer.encode(text, add_special_tokens=True).ids
+            added = len(whole) - len(plain)
+            starts = [at for at in range(added + 1) if whole[at : at + len(plain)] == plain]
+            # Where the text's own ids are not to be found, it is because there are none.
+            at = starts[0] if starts and plain else added
+            found = Around(array("I", whole[:at]), array("I", whole[at + len(plain) :]))
+            if len(starts) == 1:
+                break
+    if found is None:
+        raise TokenizerError("the tokenizer can't encode its own words")
+    return found
+
+
+def _probes(tokenizer: Tokenizer) -> Iterator[str]:
+    yield _PROBE
+    words = tokenizer.get_vocab(with_added_tokens=False)
+    yield from sorted(words, key=words.__getitem__)[:_MORE_PROBES]
 
 
 def _add_missing_tokens(tokenizer: Tokenizer, config: dict[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 A backend that passed the proof at start can still be wrong about a text that nobody thought of.
 So one prompt of many is encoded by the reference too, off the path; the first difference takes the
-backend out of use until the router starts again.
+backend out of use until the router starts again, and so does a panic.
 """
 
 import itertools
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvrouter.tokenize import parity
-from kvrouter.tokenize.backend import Backend
+from kvrouter.tokenize.backend import Backend, EncodeError
 
 _LOG = logging.getLogger(__name__)
 
@@ -50,14 +50,17 @@ class Ladder:
         return self._steps[0].name
 
     def encode(self, text: str) -> "array[int]":
-        """See `Backend`."""
+        """See `Backend`; raises `EncodeError` when the reference can't encode it."""
         backend = self._steps[0]
         if backend is self._reference:
             return backend.encode(text)
         try:
             ids = backend.encode(text)
-        except ValueError:  # a limit of its regex engine
+        except EncodeError as error:
             self.stats.failed += 1
+            if error.panicked and backend is self._steps[0]:
+                self._steps = self._steps[1:]
+                self._say(str(error))
             return self._reference.encode(text)
         if self._check_every and next(self._turn) % self._check_every == 0:
             self._sample = (text, ids)
@@ -74,7 +77,9 @@ class Ladder:
         if sample is None:
             return
         text, ids = sample
-        expected = self._reference.encode(text)
+        expected = _encoded(self._reference, text)
+        if expected is None:
+            return
         self.stats.checked += 1
         if ids != expected:
             self.stats.mismatched += 1
@@ -83,10 +88,20 @@ class Ladder:
     def _step_down(self, text: str, expected: "array[int]") -> None:
         """Take the next backend that is right about this text."""
         wrong = self._steps[0]
-        found = parity.difference(self._reference, wrong, [text])
+        found = parity.shown(text, expected, _encoded(wrong, text) or array("I"))
         rest = self._steps[1:]
-        while rest[0] is not self._reference and rest[0].encode(text) != expected:
+        while rest[0] is not self._reference and _encoded(rest[0], text) != expected:
             rest = rest[1:]
         self._steps = rest
-        self.reason = f"{wrong.name} gave other ids for a prompt: {found or 'not again'}"
-        _LOG.error("tokenizer: %s is used from now on: %s", self.name, self.reason)
+        self._say(f"{wrong.name} gave other ids for a prompt: {found}")
+
+    def _say(self, reason: str) -> None:
+        self.reason = reason
+        _LOG.error("tokenizer: %s is used from now on: %s", self.name, reason)
+
+
+def _encoded(backend: Backend, text: str) -> "array[int] | None":
+    try:
+        return backend.encode(text)
+    except EncodeError:
+        return None

@@ -122,15 +122,19 @@ def texts(special_tokens: Sequence[str] = (), rendered: Sequence[str] = ()) -> I
 def difference(
     reference: Backend, backend: Backend, compared: Iterator[str] | Sequence[str]
 ) -> Difference | None:
-    """The first text that the two encode differently; None when there is none."""
+    """The first text that the two encode differently; None when there is none.
+
+    Raises `EncodeError` when one of them can't encode one.
+    """
     for text in compared:
         expected, found = reference.encode(text), backend.encode(text)
         if expected != found:
-            return _shown(text, expected, found)
+            return shown(text, expected, found)
     return None
 
 
-def _shown(text: str, expected: "array[int]", found: "array[int]") -> Difference:
+def shown(text: str, expected: "array[int]", found: "array[int]") -> Difference:
+    """Where these ids of a text part."""
     pairs = enumerate(zip(expected, found, strict=False))
     at = next((place for place, (one, other) in pairs if one != other), 0)
     share = at / max(1, len(expected))

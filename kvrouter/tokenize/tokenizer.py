@@ -13,6 +13,7 @@ from kvrouter.tokenize.anthropic import anthropic_chat
 from kvrouter.tokenize.backend import (
     NOTHING_AROUND,
     Around,
+    EncodeError,
     EncoderReport,
     estimated_tokens,
 )
@@ -20,6 +21,7 @@ from kvrouter.tokenize.chat import Chat, openai_chat
 from kvrouter.tokenize.choice import BackendSettings, choose
 from kvrouter.tokenize.content_format import ContentFormat
 from kvrouter.tokenize.given import as_ids, replacing_ids
+from kvrouter.tokenize.guarded import GuardedLibrary
 from kvrouter.tokenize.hf import HfBackend
 from kvrouter.tokenize.ladder import Ladder
 from kvrouter.tokenize.location import DEFAULT, TOOL_USE, TokenizerError, find_tokenizer
@@ -132,7 +134,7 @@ class ModelTokenizer:
                 problem = str(error)
         hf = HfBackend.load(files)
         if backends is None:
-            backend = Ladder([hf], "nothing faster was asked for", check_every=0)
+            backend = Ladder([GuardedLibrary(hf)], "nothing faster was asked for", check_every=0)
         else:
             backend = choose(hf, _rendered_samples(templates.values()), backends)
         return cls(
@@ -185,6 +187,8 @@ class ModelTokenizer:
             if not self._overran:
                 _LOG.warning("a chat of %d bytes is judged by its length: %s", request.size, error)
             self._overran = True
+            return by_length(request, str(error))
+        except EncodeError as error:
             return by_length(request, str(error))
         except Exception as error:  # noqa: BLE001  # our bug may cost an overlap, not a request
             _LOG.exception("could not tokenize %r", request)

@@ -4,14 +4,17 @@ from array import array
 
 import pytest
 
-from kvrouter.tokenize.backend import Backend
+from kvrouter.tokenize.backend import Backend, EncodeError
 from kvrouter.tokenize.ladder import Ladder
 
 
 class Letters:
     """One id for each letter; `wrong` letters get another one, `refused` ones none."""
 
-    def __init__(self, name: str, wrong: str = "", refused: str = "") -> None:
+    def __init__(
+        self, name: str, wrong: str = "", refused: str = "", *, panics: bool = False
+    ) -> None:
+        self._panics = panics
         self.name = name
         self.texts: list[str] = []
         self._wrong = wrong
@@ -20,7 +23,7 @@ class Letters:
     def encode(self, text: str) -> "array[int]":
         self.texts.append(text)
         if set(self._refused) & set(text):
-            raise ValueError("match limit")
+            raise EncodeError("match limit", panicked=self._panics)
         return array("I", [0 if letter in self._wrong else ord(letter) for letter in text])
 
 
@@ -81,6 +84,24 @@ def test_a_text_that_the_first_can_not_encode_is_encoded_by_the_reference() -> N
     both = ladder(Letters("fast", refused="x"), Letters("hf"), check_every=0)
     assert list(both.encode("x")) == [120]
     assert (both.name, both.stats.failed) == ("fast", 1)
+
+
+def test_one_that_panicked_is_not_asked_again(caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever its library locked then stays locked."""
+    fast = Letters("fast", refused="x", panics=True)
+    both = ladder(fast, Letters("also"), Letters("hf"), check_every=0)
+    assert list(both.encode("x")) == [120]
+    assert (both.name, both.reason, both.stats.failed) == ("also", "match limit", 1)
+    assert "match limit" in caplog.text
+    both.encode("x")
+    assert len(fast.texts) == 1
+
+
+def test_a_sample_that_the_reference_can_not_encode_says_nothing() -> None:
+    both = ladder(Letters("fast"), Letters("hf", refused="x"))
+    both.encode("x")
+    both.check_sample()
+    assert (both.name, both.stats.checked) == ("fast", 0)
 
 
 def test_the_reference_alone_checks_nothing() -> None:
