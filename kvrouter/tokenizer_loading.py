@@ -9,12 +9,12 @@ import logging
 import ssl
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 
-from kvrouter.config import TokenizerConfig
+from kvrouter.config import ConfigError, TokenizerConfig
 from kvrouter.fleet import Fleet
 from kvrouter.pool import Pool
 from kvrouter.tokenize import (
@@ -23,9 +23,11 @@ from kvrouter.tokenize import (
     ModelTokenizer,
     RemoteTokenizer,
     TokenizerError,
+    read_template,
 )
 from kvrouter.tokenize.choice import BackendWish
 from kvrouter.tokenize.guarded import told
+from kvrouter.tokenize.template import ChatTemplate, TemplateError
 from kvrouter.workers import WorkerState
 
 log = logging.getLogger(__name__)
@@ -38,7 +40,8 @@ RETRY_S = 30.0
 
 
 PATIENCE_S = 30.0
-"""How long the other models wait while one is loaded."""
+"""How long the other models wait while one is loaded, and how long workers may be missing before a
+name of the configuration counts as one that none serves."""
 
 
 class TokenizerLoader:
@@ -61,14 +64,30 @@ class TokenizerLoader:
         self._failed_at: dict[str, float] = {}
         self._late: dict[str, asyncio.Future[ModelTokenizer]] = {}
         """What is still being loaded, by model."""
+        self._names_known_at: float | None = None
 
     async def run(self, fleet: Fleet) -> None:
         """Load what is missing until cancelled."""
+        names_told = False
         while True:
+            if not names_told and self._knows_names(fleet):
+                names_told = True
+                for problem in unserved(self._settings, fleet):
+                    log.warning("%s", problem)
             for pool in list(fleet.pools.values()):
                 if pool.tokenizer_loading or self._may_retry(pool):
                     await self._load(pool)
             await asyncio.sleep(LOOK_AGAIN_S)
+
+    def _knows_names(self, fleet: Fleet) -> bool:
+        """Whether all workers have told what they serve, or had their time for that."""
+        if not fleet.pools:
+            return False
+        if all(worker.facts.models for worker in fleet.workers.values()):
+            return True
+        now = time.monotonic()
+        self._names_known_at = self._names_known_at or now + self._patience_s
+        return now >= self._names_known_at
 
     def _may_retry(self, pool: Pool) -> bool:
         """What failed may be mended meanwhile: a folder mounted, a hub that is back."""
@@ -153,6 +172,36 @@ class TokenizerLoader:
             ),
             max_model_len=max_model_len,
         )
+
+
+def check_chat_template(settings: TokenizerConfig) -> None:
+    """Raises ConfigError when the file is missing, or is no chat template."""
+    path = settings.chat_template
+    if path is None:
+        return
+    try:
+        ChatTemplate(read_template(Path(path)), {})
+    except TemplateError as error:
+        raise ConfigError(f"tokenizer.chat_template: {path}: {error}") from error
+
+
+def unserved(settings: TokenizerConfig, fleet: Fleet) -> list[str]:
+    """What is configured for models that no worker serves, in words."""
+    fields: dict[str, Collection[str]] = {
+        "models": settings.models,
+        "backends": settings.backends,
+        "send_ids": settings.send_ids,
+    }
+    problems = []
+    for field, names in fields.items():
+        for name in [name for name in names if name not in fleet.pools]:
+            known = [pool.model for pool in fleet.pools.values() if pool.worker_with(name)]
+            if known:
+                what = f"{name!r} is another name or an adapter of {known[0]!r}: give that"
+            else:
+                what = f"no worker serves {name!r}; the models are {', '.join(fleet.pools)}"
+            problems.append(f"tokenizer.{field}: {what}")
+    return problems
 
 
 def _in_thread(load: Callable[[], ModelTokenizer]) -> "asyncio.Future[ModelTokenizer]":

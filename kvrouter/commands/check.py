@@ -7,6 +7,7 @@ from pathlib import Path
 from kvrouter.config import parse_config, read_toml, worker_name
 from kvrouter.nats_files import check_nats_files
 from kvrouter.tls import admin_tls, engine_tls, server_tls
+from kvrouter.tokenizer_loading import check_chat_template
 
 
 def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -18,7 +19,7 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Check the file, and those it names for TLS and NATS; returns 0 when all are right.
+    """Check the file, and those that it names; returns 0 when all are right.
 
     Raises ConfigError.
     """
@@ -27,6 +28,7 @@ def run(options: argparse.Namespace) -> int:
     admin_tls(config.server)
     engine_tls(config.engine_tls)
     check_nats_files(config.nats)
+    check_chat_template(config.tokenizer)
     names = ", ".join(worker_name(worker) for worker in config.workers) or "none"
     sys.stdout.write(f"{options.file} is right. Policy: {config.policy.name}; workers: {names}\n")
     return 0

@@ -28,6 +28,7 @@ from kvrouter.processes.seat import Seat
 from kvrouter.startup import StartError, raise_file_limit
 from kvrouter.supervision import background, ended
 from kvrouter.tls import ServerTls
+from kvrouter.tokenizer_loading import check_chat_template
 from kvrouter.wiring import Router, running
 
 log = logging.getLogger(__name__)
@@ -123,6 +124,7 @@ def run(options: argparse.Namespace) -> int:
     if not (config.workers or config.nats.discover):
         raise ConfigError("workers: give at least one --worker URL, or [[workers]] in --config")
     check_nats_files(config.nats)
+    check_chat_template(config.tokenizer)
     files = raise_file_limit()
     if files < FEW_FILES:
         log.warning("only %d open files are allowed: raise the limit with ulimit -n", files)

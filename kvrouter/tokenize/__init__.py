@@ -7,7 +7,7 @@ from kvrouter.tokenize.content_format import ContentFormat
 from kvrouter.tokenize.encoding_threads import EncodingThreads, ThreadSettings, ThreadStats
 from kvrouter.tokenize.location import TokenizerError
 from kvrouter.tokenize.remote import RemoteTokenizer
-from kvrouter.tokenize.tokenizer import ModelTokenizer, blind
+from kvrouter.tokenize.tokenizer import ModelTokenizer, blind, read_template
 
 __all__ = [
     "BackendSettings",
@@ -21,4 +21,5 @@ __all__ = [
     "ThreadStats",
     "TokenizerError",
     "blind",
+    "read_template",
 ]

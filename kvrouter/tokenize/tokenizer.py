@@ -24,7 +24,7 @@ from kvrouter.tokenize.given import as_ids, replacing_ids
 from kvrouter.tokenize.guarded import GuardedLibrary
 from kvrouter.tokenize.hf import HfBackend
 from kvrouter.tokenize.ladder import Ladder
-from kvrouter.tokenize.location import DEFAULT, TOOL_USE, TokenizerError, find_tokenizer
+from kvrouter.tokenize.location import DEFAULT, TOOL_USE, find_tokenizer
 from kvrouter.tokenize.messages import (
     MEDIA_MARK,
     UnreadableMessagesError,
@@ -123,10 +123,15 @@ class ModelTokenizer:
         `rendering` ends templates that take too long.
         """
         files = find_tokenizer(folder_or_id, offline=offline)
-        if chat_template is not None:
-            files = replace(files, templates={DEFAULT: _read_template(chat_template)})
-        templates: dict[str, ChatTemplate] = {}
         problem = "" if files.templates else "the model has no chat template"
+        if chat_template is not None:
+            problem = ""
+            try:
+                files = replace(files, templates={DEFAULT: read_template(chat_template)})
+            except TemplateError as error:
+                files = replace(files, templates={})
+                problem = f"{chat_template}: {error}"
+        templates: dict[str, ChatTemplate] = {}
         for name, source in files.templates.items():
             try:
                 templates[name] = _compiled(source, files.special_tokens, rendering)
@@ -376,11 +381,14 @@ def _prompts(prompt: Any) -> list[str | list[Any]]:
     return [one for one in prompt if isinstance(one, str | list)]
 
 
-def _read_template(path: Path) -> str:
+def read_template(path: Path) -> str:
+    """The text of a chat template; raises `TemplateError` without the path."""
     try:
         return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise TokenizerError(f"the chat template {path} can't be read: {error}") from error
+    except OSError as error:
+        raise TemplateError(f"can't be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise TemplateError("is no text in UTF-8") from error
 
 
 def _compiled(source: str, special_tokens: Mapping[str, str], limit: TimeLimit) -> ChatTemplate:

@@ -64,6 +64,19 @@ def test_a_mistake_gets_one_clear_line_and_status_2(
     assert text in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("arguments", [["check"], ["serve", "--config"]])
+def test_a_chat_template_that_is_missing_is_a_mistake(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Else it would be found out when a worker has joined, and by its chats."""
+    path = tmp_path / "kvrouter.toml"
+    path.write_text(
+        '[[workers]]\nurl = "http://gpu1:8000"\n[tokenizer]\nchat_template = "/nonexistent.jinja"\n'
+    )
+    assert main([*arguments, str(path)]) == 2
+    assert "tokenizer.chat_template: /nonexistent.jinja: can't be read" in capsys.readouterr().err
+
+
 async def test_a_mistake_is_no_traceback_of_the_process() -> None:
     status, output = await run("explain", "-", "--admin", "http://127.0.0.1:9")
     assert status == 2

@@ -538,9 +538,14 @@ def test_broken_files_are_configuration_errors(tmp_path: Path, file: str, conten
         ModelTokenizer.load(str(folder))
 
 
-def test_a_template_that_can_not_be_read_is_a_configuration_error(tmp_path: Path) -> None:
-    with pytest.raises(TokenizerError, match="chat template"):
-        ModelTokenizer.load(str(TINY), chat_template=tmp_path / "none.jinja")
+def test_a_template_file_that_is_gone_costs_chats_alone(tmp_path: Path) -> None:
+    """Somebody has moved it since the router began."""
+    path = tmp_path / "none.jinja"
+    tokenizer = ModelTokenizer.load(str(TINY), chat_template=path)
+    assert str(path) in tokenizer.chat_problem
+    prompt = tokenizer.prompt(request(messages=[said("hi")]))
+    assert (prompt.fidelity, prompt.reason) == (Fidelity.BLIND, tokenizer.chat_problem)
+    assert tokenizer.prompt(request(Endpoint.COMPLETIONS, prompt="Hi")).fidelity is Fidelity.EXACT
 
 
 def test_tokens_that_only_the_config_names_are_added(tmp_path: Path) -> None:

@@ -6,13 +6,14 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
 from support.fleets import OTHER, join, new_fleet
 from support.tokenizers import TINY, with_config
 
-from kvrouter.config import TokenizerConfig
+from kvrouter.config import ConfigError, TokenizerConfig, WorkerConfig
 from kvrouter.fleet import Fleet
 from kvrouter.supervision import background
-from kvrouter.tokenizer_loading import TokenizerLoader
+from kvrouter.tokenizer_loading import LOOK_AGAIN_S, TokenizerLoader, check_chat_template
 
 
 @asynccontextmanager
@@ -44,3 +45,61 @@ async def test_a_model_whose_files_hang_holds_up_no_other(tmp_path: Path) -> Non
         (folder / "tokenizer_config.json").write_text("{}")
         await until(lambda: fleet.pools["m"].tokenizer)
         assert fleet.pools["m"].tokenizer_problem == ""
+
+
+def warned(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [each.getMessage() for each in caplog.records if "tokenizer." in each.getMessage()]
+
+
+async def test_names_that_no_worker_serves_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """A model's name was misspelt, or an adapter's was given: the setting would do nothing."""
+    config = TokenizerConfig(
+        backend="bytes",
+        models={"lora-a": "x"},
+        backends={"m": "bytes", "Mm": "remote"},
+        send_ids=["n", "nn"],
+    )
+    async with loading(config) as fleet:
+        await until(lambda: fleet.pools["n"].tokenizer)
+        await asyncio.sleep(3 * LOOK_AGAIN_S)
+    assert warned(caplog) == [
+        "tokenizer.models: 'lora-a' is another name or an adapter of 'm': give that",
+        "tokenizer.backends: no worker serves 'Mm'; the models are m, n",
+        "tokenizer.send_ids: no worker serves 'nn'; the models are m, n",
+    ]
+
+
+async def test_names_are_not_told_before_all_workers_had_their_time(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    config = TokenizerConfig(backend="bytes", send_ids=["late"])
+    async with loading(config, patience_s=2 * LOOK_AGAIN_S) as fleet:
+        fleet.add(WorkerConfig(url="http://late:1"))
+        await until(lambda: fleet.pools["n"].tokenizer)
+        assert warned(caplog) == []
+        await until(lambda: warned(caplog))
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (None, "can't be read: No such file"),
+        (b"\xff", "is no text in UTF-8"),
+        (b"{% for %}", "does not compile"),
+    ],
+)
+def test_a_chat_template_that_is_none_is_told_before_anything_starts(
+    tmp_path: Path, content: bytes | None, problem: str
+) -> None:
+    path = tmp_path / "chat.jinja"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ConfigError, match=problem) as caught:
+        check_chat_template(TokenizerConfig(chat_template=str(path)))
+    assert f"tokenizer.chat_template: {path}: " in str(caught.value)
+
+
+def test_a_right_chat_template_is_right() -> None:
+    path = TINY / "chat_template_parts.jinja"
+    check_chat_template(TokenizerConfig(chat_template=str(path)))
+    check_chat_template(TokenizerConfig())
