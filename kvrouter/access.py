@@ -4,6 +4,7 @@ import logging
 import time
 
 from kvrouter.http.attempt import Attempt
+from kvrouter.prompt import Fidelity
 
 log = logging.getLogger("kvrouter.access")
 
@@ -17,8 +18,13 @@ def note(client: str | None, request_id: str, path: str, model: str, attempt: At
 def line(
     client: str | None, request_id: str, path: str, model: str, attempt: Attempt, now: float
 ) -> str:
-    """The line for one attempt that ended at `now`, as key=value pairs."""
+    """The line for one attempt that ended at `now`, as key=value pairs.
+
+    Why a prompt is not exact stands in it only where it is not.
+    """
     decision = attempt.placement.decision
+    prompt = decision.prompt
+    doubt = {} if prompt.fidelity is Fidelity.EXACT else {"prompt_reason": prompt.reason}
     chosen = decision.chosen
     first_byte_at = attempt.first_byte_at
     fields: dict[str, object] = {
@@ -29,8 +35,9 @@ def line(
         "worker": attempt.worker.name,
         "dp_rank": chosen.rank.dp_rank,
         "outcome": attempt.outcome.value,
-        "prompt_tokens": decision.prompt.prompt_tokens,
-        "fidelity": decision.prompt.fidelity.value,
+        "prompt_tokens": prompt.prompt_tokens,
+        "fidelity": prompt.fidelity.value,
+        **doubt,
         "predicted_cached": chosen.held_blocks * chosen.block_size,
         "cached": None if attempt.usage is None else attempt.usage.cached_tokens,
         "output_tokens": None if attempt.usage is None else attempt.usage.output_tokens,

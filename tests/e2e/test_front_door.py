@@ -506,3 +506,22 @@ async def test_the_access_log_has_one_line_per_attempt_whatever_clients_send(
     assert fields["path"] == "/v1/completions"
     assert fields["client"] == "127.0.0.1"
     assert "forged" in fields["id"]
+    assert (fields["fidelity"], fields.get("prompt_reason")) == ("exact", None)
+
+
+async def test_the_access_log_says_why_a_prompt_is_not_exact(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Somebody asks why a request went where nothing of its prompt was cached."""
+    async with stack(engine_settings()) as running:
+        caplog.set_level("INFO", "kvrouter.access")
+        for prompt in (["a", "b"], None):
+            body = {"model": "tiny", "max_tokens": 1, "prompt": prompt}
+            async with running.session.post(f"{running.url}/v1/completions", json=body) as response:
+                await response.read()
+    lines = [record.getMessage() for record in caplog.records if record.name == "kvrouter.access"]
+    shown = [dict(pair.split("=", 1) for pair in shlex.split(line)) for line in lines]
+    assert [(each["fidelity"], each["prompt_reason"]) for each in shown] == [
+        ("approximate", "the first of 2 prompts"),
+        ("blind", "there is no prompt"),
+    ]
