@@ -97,8 +97,11 @@ class Discovery:
         facts = None if told is None else _facts(told)
         self._told[announcement.worker] = announcement.url, facts
         worker = self._fleet.workers.get(announcement.worker)
-        if worker is not None and worker.config.relayed and worker.config.url == announcement.url:
+        if worker is None or not worker.config.relayed or worker.config.url != announcement.url:
+            return
+        if worker.told != facts:
             worker.told = facts
+            worker.doubt.arise()
 
     def _complain(self, message: Received, detail: str) -> None:
         times = self._complaints.due(time.monotonic())

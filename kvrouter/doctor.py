@@ -70,7 +70,7 @@ class Examination:
     async def run(self) -> AsyncIterator[Finding]:
         """All findings, as they come. Sends the engine one request of a single output token."""
         try:
-            facts = await learn(self._session, self._worker)
+            facts = (await learn(self._session, self._worker)).facts
         except JoinError as error:
             yield Finding(Verdict.PROBLEM, f"not reachable as a vLLM server: {error}")
             return

@@ -24,7 +24,7 @@ from kvrouter.openai.scan import Usage
 from kvrouter.pool import Pool
 from kvrouter.prompt import HASH_BYTES, Fidelity, Prompt
 from kvrouter.proof import Measurement
-from kvrouter.rank_state import RankState
+from kvrouter.rank_state import RankState, Source
 from kvrouter.scheduler import Placement
 from kvrouter.workers import Worker, WorkerFacts
 
@@ -90,14 +90,16 @@ class Fleet:
     def joined(self, worker: Worker, facts: WorkerFacts) -> None:
         """The worker said what it is; its ranks can be routed to from now on.
 
-        Ranks and models that it had before and has no more are forgotten with their blocks.
+        Ranks and models that it had before and has no more are forgotten with their blocks. What
+        was heard of ranks that stay was said of the model before, so they are asked for it anew.
         """
         model = facts.base_model
         if model is None:
             raise ValueError(f"worker {worker.name} has no base model")
         self._routes.clear()
         before = self.pool_of(worker.name)
-        if before is not None and before.model != model:
+        is_moved = before is not None and before.model != model
+        if before is not None and is_moved:
             before.remove(worker.name)
         worker.facts = facts
         pool = self.pools.get(model)
@@ -107,7 +109,9 @@ class Fleet:
         for rank in [r for r in self.ranks if r.worker == worker.name and r not in worker.ranks]:
             self._forget(rank, pool)
         for rank in worker.ranks:
-            self.ranks.setdefault(rank, RankState())
+            state = self.ranks.setdefault(rank, RankState())
+            if is_moved and state.source is not None:
+                state.source.request_resync()
 
     def remove(self, name: str) -> None:
         """The worker is gone for good; its running requests end on their own."""
@@ -181,7 +185,7 @@ class Fleet:
         chosen = placement.decision.chosen
         state = self.ranks.get(chosen.rank)
         if outcome is not OK:
-            self._without_result(placement, prompt)
+            self._without_result(placement, outcome, prompt)
             return
         if state is None:
             return
@@ -202,8 +206,11 @@ class Fleet:
             )
             state.proof.observe(measured)
 
-    def _without_result(self, placement: Placement, prompt: Prompt) -> None:
+    def _without_result(self, placement: Placement, outcome: Outcome, prompt: Prompt) -> None:
         """A request that got no output has computed nothing, or events tell what it has."""
+        worker = self.workers.get(placement.lease.rank.worker)
+        if worker is not None and outcome is Outcome.ENGINE_FAILED:
+            worker.doubt.arise()
         pool = self.pool_of(placement.lease.rank.worker)
         if pool is not None and placement.lease.prefill_done_at is None:
             pool.scheduler.withdraw(prompt, placement)
@@ -266,25 +273,35 @@ class Fleet:
 
     def on_resync(self, rank: WorkerRank, reason: ResyncReason) -> None:
         """Drop the rank's blocks: what is known of them is not true any more."""
-        state, pool = self.ranks.get(rank), self.pool_of(rank.worker)
-        if state is None or pool is None:
-            return
-        state.last_resync = reason
-        state.proof.forget()
-        pool.forget(rank)
+        state = self.ranks.get(rank)
+        if state is not None:
+            self._begin_anew(rank, state, reason)
+            self.workers[rank.worker].doubt.resynced(reason)
+
+    def heard(self, rank: WorkerRank, source: Source) -> None:
+        """The rank's blocks are told of by this source from now on."""
+        self.ranks[rank].source = source
 
     def unheard(self, rank: WorkerRank) -> None:
         """Nobody listens to the rank any more: nothing would tell of blocks that it loses."""
         state = self.ranks.get(rank)
         if state is not None:
             state.source = state.stream = None
-            self.on_resync(rank, ResyncReason.RESTART)
+            self._begin_anew(rank, state, ResyncReason.RESTART)
+
+    def _begin_anew(self, rank: WorkerRank, state: RankState, reason: ResyncReason) -> None:
+        state.last_resync = reason
+        state.proof.forget()
+        pool = self.pool_of(rank.worker)
+        if pool is not None:
+            pool.forget(rank)
 
     def on_state(self, rank: WorkerRank, stream: StreamState) -> None:
         """The state of a rank's event stream has changed."""
         state = self.ranks.get(rank)
         if state is not None:
             state.stream = stream
+            self.workers[rank.worker].doubt.stream_changed(rank.dp_rank, stream)
 
     # Time passes.
 

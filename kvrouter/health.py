@@ -1,12 +1,13 @@
 """Keeping one worker: joining it, listening to its events, probing its health.
 
-The only requests that the router sends of its own: what a worker says of itself when it joins,
-and `GET /health` every few seconds. Load is never asked for.
+The only requests that the router sends of its own: what a worker says of itself when it joins or
+may be another, and `GET /health` every few seconds. Load is never asked for.
 """
 
 import asyncio
 import logging
 import random
+import time
 from dataclasses import replace
 
 import aiohttp
@@ -14,7 +15,7 @@ import aiohttp
 from kvrouter.config import HealthConfig
 from kvrouter.fleet import Fleet
 from kvrouter.http.engine import lacks_descriptors
-from kvrouter.joining import JoinError, completed, learn, reason
+from kvrouter.joining import ANSWERS_S, JoinError, Learned, completed, learn, reason
 from kvrouter.listening import Listeners
 from kvrouter.worker_url import http_base
 from kvrouter.workers import Worker, WorkerEvent, WorkerFacts, WorkerState
@@ -43,7 +44,10 @@ class Keeper:
         self._health_url = http_base(worker.url) + "/health"
 
     async def run(self) -> None:
-        """Join, then probe for ever; a worker that was lost joins again when it is back."""
+        """Join, then probe for ever; a worker that was lost joins again when it is back.
+
+        One that may be another engine is asked again, without being left out meanwhile.
+        """
         async with self._listeners:
             while True:
                 if self._worker.state is WorkerState.JOINING:
@@ -54,36 +58,80 @@ class Keeper:
                 await asyncio.sleep(self._settings.interval_s * random.uniform(0.8, 1.2))
 
     async def _join(self) -> None:
-        told = self._worker.told
+        doubt = self._worker.doubt
+        doubt.looking()
         try:
-            facts = await learn(self._session, self._worker.config)
+            learned = await self._learn(ANSWERS_S)
         except JoinError as error:
-            if told is None or not told.models or await self._illness() != "":
-                self._failed(f"cannot join: {error}")
-                return
-            facts = replace(told, notes=(f"{error}; its relay says what it serves",))
-        else:
-            facts = facts if told is None else completed(facts, told)
+            self._failed(f"cannot join: {error}")
+            return
+        doubt.looked(time.monotonic(), answered_all=not learned.unanswered)
         self._failures_in_row = 0
         self._told = ""
         self._worker.problem = ""
+        self._take(learned.facts, "joined")
+
+    async def _learn(self, within_s: float) -> Learned:
+        """What the worker says of itself, or its relay of it. Raises JoinError.
+
+        What fails for a moment is no reason to believe the relay of one that is at work.
+        """
+        worker, told = self._worker, self._worker.told
+        try:
+            learned = await learn(self._session, worker.config, worker.facts, within_s=within_s)
+        except JoinError as error:
+            may_pass = worker.state is WorkerState.READY and not error.is_answer
+            if told is None or not told.models or may_pass or await self._illness() != "":
+                raise
+            facts = replace(told, notes=(f"{error}; its relay says what it serves",))
+            return Learned(facts, () if error.is_answer else (str(error),))
+        if told is None:
+            return learned
+        return learned._replace(facts=completed(learned.facts, told))
+
+    def _take(self, facts: WorkerFacts, how: str) -> None:
         self._fleet.joined(self._worker, facts)
         self._listeners.listen(facts)
         self._worker.happened(WorkerEvent.JOINED)
-        log.info("worker %s joined: %s", self._worker.name, _summary(facts))
+        log.info("worker %s %s: %s", self._worker.name, how, _summary(facts))
         for note in facts.notes:
             log.warning("worker %s: %s", self._worker.name, note)
 
     async def _probe(self) -> None:
         problem = await self._illness()
+        if problem == "" and self._is_in_doubt():
+            problem = await self._look_again()
         if problem is None:
             return
         if problem:
+            self._worker.doubt.arise()
             self._failed(problem)
             return
         self._failures_in_row = 0
         if not self._worker.happened(WorkerEvent.PROBE_OK):
             self._worker.problem = ""  # else it is to join, and what kept it from that may stand
+
+    def _is_in_doubt(self) -> bool:
+        """Whether it is to be learned anew while it is at work; others join before they are."""
+        is_due = self._worker.doubt.calls_for_a_look(time.monotonic())
+        return is_due and self._worker.state is WorkerState.READY
+
+    async def _look_again(self) -> str:
+        """Learn the worker anew; nothing happens if it is what it was.
+
+        Gives what is wrong with what answers there, in words; empty if nothing is.
+        """
+        doubt = self._worker.doubt
+        doubt.looking()
+        try:
+            learned = await self._learn(self._settings.timeout_s)
+        except JoinError as error:
+            doubt.looked(time.monotonic(), answered_all=False)
+            return f"cannot be learned anew: {error}" if error.is_answer else ""
+        doubt.looked(time.monotonic(), answered_all=not learned.unanswered)
+        if self._worker.state is WorkerState.READY and learned.facts != self._worker.facts:
+            self._take(learned.facts, "is another by now")
+        return ""
 
     async def _illness(self) -> str | None:
         """What a probe finds, in words: empty if all is well, None if it could not be made."""

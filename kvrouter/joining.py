@@ -1,15 +1,17 @@
 """Learning a worker: what its HTTP side tells about models, ranks, events and its cache.
 
-Asked once when a worker joins, so that a URL is all that a user has to give. What an engine does
-not tell (older ones have no /kv_event_sources) can be configured; what is missing is noted in
-words, with what to do about it.
+Asked when a worker joins, and when it may be another engine by now, so that a URL is all that a
+user has to give. What an engine does not tell (older ones have no /kv_event_sources) can be
+configured; what is missing is noted in words, with what to do about it. A refusal is an answer; a
+question that fails leaves what was known.
 """
 
 import asyncio
 import ipaddress
 import re
 from dataclasses import replace
-from typing import Any
+from http import HTTPStatus
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -19,7 +21,8 @@ from kvrouter.config import RankEvents, WorkerConfig
 from kvrouter.worker_url import http_base
 from kvrouter.workers import ServedModel, WorkerFacts
 
-_JOIN_TIMEOUT = aiohttp.ClientTimeout(total=10.0, sock_connect=3.0)
+ANSWERS_S = 10.0
+_CONNECT_S = 3.0
 _MAX_REPLY_BYTES = 16 * 1024 * 1024
 MAX_DIGITS = 12
 
@@ -40,31 +43,63 @@ NEEDS_KEY = " (it wants an API key: give api_key for this worker, under [[worker
 
 
 class JoinError(Exception):
-    """The worker could not be learned; the message says which step failed."""
+    """The worker could not be learned; the message says which step failed.
 
-
-async def learn(session: aiohttp.ClientSession, worker: WorkerConfig) -> WorkerFacts:
-    """Ask a worker about itself.
-
-    Raises JoinError when it cannot be reached or lists no model. Everything else that fails
-    becomes a note.
+    `is_answer`: it answered, but not as a worker does. Else a later attempt may go better.
     """
-    models_json, sources_json, metrics = await asyncio.gather(
-        _fetch(session, worker, "/v1/models"),
-        _fetch(session, worker, "/kv_event_sources", optional=True),
-        _fetch(session, worker, "/metrics", optional=True),
+
+    def __init__(self, message: str, *, is_answer: bool = True) -> None:
+        super().__init__(message)
+        self.is_answer = is_answer
+
+
+class Learned(NamedTuple):
+    """What a worker says of itself, and why it did not answer the rest."""
+
+    facts: WorkerFacts
+    unanswered: tuple[str, ...] = ()
+
+
+async def learn(
+    session: aiohttp.ClientSession,
+    worker: WorkerConfig,
+    known: WorkerFacts | None = None,
+    *,
+    within_s: float = ANSWERS_S,
+) -> Learned:
+    """Ask a worker about itself. `known` is what it said before, which stands where it fails now.
+
+    Raises JoinError when it cannot be reached or lists no model.
+    """
+    listed, sources, metrics = await asyncio.gather(
+        *(_ask(session, worker, path, within_s) for path in _QUESTIONS)
     )
-    models = read_models(models_json)
-    notes: list[str] = []
-    events = configured_events(worker) or read_sources(sources_json, worker.url, notes)
-    block_size, capacity = read_cache_config(metrics.decode("utf-8", "replace"))
-    return WorkerFacts(
-        models=models,
-        events=events,
-        block_size=worker.block_size or block_size,
-        capacity_blocks=worker.capacity_blocks or capacity,
-        notes=tuple(dict.fromkeys(notes)),
+    facts = WorkerFacts(models=_models(listed))
+    is_known = known is not None and known.base_model == facts.base_model
+    if known is not None and is_known:
+        facts = replace(known, models=facts.models)
+    configured = configured_events(worker)
+    unanswered: list[str] = []
+    if configured:
+        facts = replace(facts, events=configured, notes=())
+    elif sources.failure:
+        unanswered.append(sources.failure)
+    else:
+        notes: list[str] = []
+        events = read_sources(sources.body, worker.url, notes)
+        facts = replace(facts, events=events, notes=tuple(dict.fromkeys(notes)))
+    if metrics.failure:
+        unanswered.append(metrics.failure)
+    else:
+        block_size, capacity = read_cache_config(metrics.body.decode("utf-8", "replace"))
+        facts = replace(facts, block_size=block_size, capacity_blocks=capacity)
+    facts = replace(
+        facts,
+        block_size=worker.block_size or facts.block_size,
+        capacity_blocks=worker.capacity_blocks or facts.capacity_blocks,
+        notes=facts.notes if is_known else (*facts.notes, *unanswered),
     )
+    return Learned(facts, tuple(unanswered))
 
 
 def completed(facts: WorkerFacts, told: WorkerFacts) -> WorkerFacts:
@@ -83,23 +118,52 @@ def completed(facts: WorkerFacts, told: WorkerFacts) -> WorkerFacts:
     )
 
 
-async def _fetch(
-    session: aiohttp.ClientSession, worker: WorkerConfig, path: str, *, optional: bool = False
-) -> bytes:
+class _Reply(NamedTuple):
+    """`refusal` and `failure` say in words why there is no body."""
+
+    body: bytes = b""
+    refusal: str = ""
+    failure: str = ""
+
+
+_QUESTIONS = ("/v1/models", "/kv_event_sources", "/metrics")
+
+
+async def _ask(
+    session: aiohttp.ClientSession, worker: WorkerConfig, path: str, within_s: float
+) -> _Reply:
+    timeout = aiohttp.ClientTimeout(total=within_s, sock_connect=_CONNECT_S)
     headers = {"Authorization": f"Bearer {worker.api_key}"} if worker.api_key else {}
     url = http_base(worker.url) + path
     try:
-        async with session.get(url, headers=headers, timeout=_JOIN_TIMEOUT) as response:
-            if response.status == 200:  # noqa: PLR2004  # the one status that carries an answer
-                return await response.content.read(_MAX_REPLY_BYTES)
-            if optional:
-                return b""
+        async with session.get(url, headers=headers, timeout=timeout) as response:
+            if response.status == HTTPStatus.OK:
+                return _Reply(await _body(response))
             hint = NEEDS_KEY if response.status in (401, 403) else ""
-            raise JoinError(f"GET {path} was answered with {response.status}{hint}")
+            text = f"GET {path} was answered with {response.status}{hint}"
+            may_pass = response.status >= 500 or response.status in _LATER  # noqa: PLR2004
+            return _Reply(failure=text) if may_pass else _Reply(refusal=text)
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
-        if optional:
-            return b""
-        raise JoinError(f"GET {path} failed: {reason(error)}") from error
+        return _Reply(failure=f"GET {path} failed: {reason(error)}")
+
+
+_LATER = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
+
+
+async def _body(response: aiohttp.ClientResponse) -> bytes:
+    """The whole body, up to the limit: one read gives only what is there already."""
+    body = bytearray()
+    async for piece in response.content.iter_any():
+        body += piece
+        if len(body) > _MAX_REPLY_BYTES:
+            break
+    return bytes(body[:_MAX_REPLY_BYTES])
+
+
+def _models(reply: _Reply) -> tuple[ServedModel, ...]:
+    if reply.failure or reply.refusal:
+        raise JoinError(reply.failure or reply.refusal, is_answer=not reply.failure)
+    return read_models(reply.body)
 
 
 def reason(error: Exception) -> str:

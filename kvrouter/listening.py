@@ -8,7 +8,6 @@ from typing import Protocol, Self
 
 from events import WorkerRank
 from kvrouter.config import RankEvents
-from kvrouter.fleet import Fleet
 from kvrouter.rank_state import Source
 from kvrouter.supervision import cancelled, supervised
 from kvrouter.workers import WorkerFacts
@@ -23,15 +22,25 @@ class EventSource(Source, Protocol):
         """Follow until cancelled."""
 
 
+class Audience(Protocol):
+    """Whoever wants to know of what is listened to: a fleet, or a relay."""
+
+    def heard(self, rank: WorkerRank, source: Source) -> None:
+        """The rank's blocks are told of by this source from now on."""
+
+    def unheard(self, rank: WorkerRank) -> None:
+        """Nobody listens to the rank any more."""
+
+
 MakeSource = Callable[[WorkerRank, RankEvents], EventSource]
 
 
 class Listeners:
     """The event sources of one worker. Leaving the context stops them."""
 
-    def __init__(self, worker: str, fleet: Fleet, make_source: MakeSource) -> None:
+    def __init__(self, worker: str, audience: Audience, make_source: MakeSource) -> None:
         self._worker = worker
-        self._fleet = fleet
+        self._audience = audience
         self._make_source = make_source
         self._heard: dict[WorkerRank, RankEvents] = {}
         self._tasks: dict[WorkerRank, asyncio.Task[None]] = {}
@@ -67,7 +76,7 @@ class Listeners:
 
     def _start(self, rank: WorkerRank, endpoint: RankEvents) -> None:
         source = self._make_source(rank, endpoint)
-        self._fleet.ranks[rank].source = source
+        self._audience.heard(rank, source)
         self._heard[rank] = endpoint
         self._tasks[rank] = asyncio.create_task(
             supervised(f"events of {rank.worker}/{rank.dp_rank}", source.run)
@@ -78,4 +87,4 @@ class Listeners:
         task = self._tasks.pop(rank)
         task.cancel()
         self._stopped = [each for each in (*self._stopped, task) if not each.done()]
-        self._fleet.unheard(rank)
+        self._audience.unheard(rank)

@@ -15,6 +15,7 @@ from enum import StrEnum
 from events import WorkerRank
 from kvrouter.breaker import Breaker
 from kvrouter.config import BreakerConfig, RankEvents, WorkerConfig, worker_name
+from kvrouter.doubt import Doubt
 
 
 class WorkerState(StrEnum):
@@ -107,6 +108,8 @@ class Worker:
         self.facts = WorkerFacts()
         self.told: WorkerFacts | None = None
         """What its relay says of it, for what cannot be had from itself."""
+        self.doubt = Doubt()
+        """Whether another engine answers at its address by now."""
 
     def happened(self, event: WorkerEvent) -> bool:
         """Move along the table; True if the state changed."""

@@ -27,11 +27,13 @@ from events.relayed import HEAD_S, Head, MalformedRelayed, Want, decode, encode
 from events.sparingly import Sparingly
 from events.stream import ResyncReason, StreamState
 from events.subjects import Subjects
-from events.zmq_source import EventSink, ZmqSource
+from events.zmq_source import EventSink
 from kvrouter.config import HealthConfig, RankEvents, WorkerConfig, worker_name
+from kvrouter.doubt import Doubt
 from kvrouter.joining import JoinError, learn
+from kvrouter.listening import EventSource, Listeners
+from kvrouter.rank_state import Source
 from kvrouter.relay.stream import RankStream
-from kvrouter.supervision import background
 from kvrouter.worker_url import http_base, socket_path
 from kvrouter.workers import WorkerFacts
 
@@ -43,7 +45,7 @@ _COMPLAIN_EVERY_S = 60.0
 LEASE_S = 6.0
 """How long an announced worker is believed to be there after its relay's last word."""
 
-MakeSource = Callable[[WorkerRank, RankEvents, EventSink], ZmqSource]
+MakeSource = Callable[[EventSink, WorkerRank, RankEvents], EventSource]
 
 
 class Relay:
@@ -60,6 +62,10 @@ class Relay:
         link.watch(self._link_changed)
         link.subscribe(subjects.who, self._asked_who)
 
+    def announces(self, worker: str) -> bool:
+        """Whether routers are told of this worker."""
+        return worker in self._engines
+
     def announce(self, worker: str, url: str, facts: WorkerFacts) -> None:
         """Tell routers of this worker from now on; they must be able to reach its URL."""
         self._engines[worker] = url, facts
@@ -71,7 +77,8 @@ class Relay:
         self._link.publish(self._subjects.worker(worker), encode_announcement(announcement))
 
     def _told(self, worker: str, facts: WorkerFacts) -> Told:
-        ranks = [rank for rank in self.streams if rank.worker == worker]
+        heard = (dp_rank for dp_rank, endpoint in facts.events.items() if endpoint is not None)
+        ranks = [WorkerRank(worker, dp_rank) for dp_rank in sorted(heard)]
         sizes = (self.streams[rank].block_size for rank in ranks)
         models = sorted(facts.models, key=lambda model: model.parent is not None)
         return Told(
@@ -98,6 +105,19 @@ class Relay:
             self.streams[rank] = RankStream(time.time_ns())
             history = self._subjects.history(rank.worker, rank.dp_rank)
             self._link.subscribe(history, partial(self._asked, rank))
+
+    def heard(self, rank: WorkerRank, source: Source) -> None:
+        """The rank is listened to, and published from now on."""
+        del source
+        self.add(rank)
+
+    def unheard(self, rank: WorkerRank) -> None:
+        """Nobody listens to the rank any more: it has nothing, and that is said from now on.
+
+        Again and again: a router that missed it would believe in the rank's blocks for ever.
+        """
+        self.streams[rank].stream = StreamState.CONNECTING
+        self.on_resync(rank, ResyncReason.RESTART)
 
     async def run(self) -> None:
         """Say who is there and how far we are, again and again, until cancelled."""
@@ -170,7 +190,10 @@ class Relay:
 
 
 class RelayedEngine:
-    """One engine: learned, listened to, and learned again when it was gone."""
+    """One engine: learned, listened to, and learned again when it may be another.
+
+    The sink of its own sources, since what they notice says when that is.
+    """
 
     def __init__(
         self,
@@ -183,36 +206,43 @@ class RelayedEngine:
         self.name = worker_name(config)
         self._config = config
         self._relay = relay
-        self._make_source = make_source
         self._session = session
         self._settings = settings
+        self._listeners = Listeners(self.name, relay, partial(make_source, self))
+        self._facts: WorkerFacts | None = None
+        self._doubt = Doubt()
         self._problem = ""
 
     async def run(self) -> None:
-        """Relay until cancelled. An engine that was gone is learned anew when it is back."""
-        while True:
-            endpoints = await self._learn()
-            if not endpoints:
+        """Relay until cancelled."""
+        async with self._listeners:
+            while True:
+                if await self._is_to_be_learned():
+                    await self._learn()
                 await asyncio.sleep(self._settings.interval_s)
-                continue
-            runs = {f"events of rank {rank}": self._source(rank, at).run for rank, at in endpoints}
-            async with background(runs):
-                while await self._came_back() == endpoints:
-                    pass
-            for dp_rank, _ in endpoints:  # it publishes elsewhere: nobody tells of old blocks
-                self._relay.on_resync(WorkerRank(self.name, dp_rank), ResyncReason.RESTART)
 
-    async def _came_back(self) -> list[tuple[int, RankEvents]]:
-        """Wait until the engine has been gone and is back; what it publishes then."""
-        was_gone = False
-        while True:
-            await asyncio.sleep(self._settings.interval_s)
-            is_there = await self._is_healthy()
-            if not is_there:
-                was_gone = True
-                self._warn_once("it does not answer /health")
-            elif was_gone and (endpoints := await self._learn()) is not None:
-                return endpoints
+    def on_batch(self, rank: WorkerRank, batch: EventBatch) -> None:
+        """Relay it."""
+        self._relay.on_batch(rank, batch)
+
+    def on_resync(self, rank: WorkerRank, reason: ResyncReason) -> None:
+        """Relay it; the engine may be another."""
+        self._doubt.resynced(reason)
+        self._relay.on_resync(rank, reason)
+
+    def on_state(self, rank: WorkerRank, state: StreamState) -> None:
+        """Relay it; the engine may be another."""
+        self._doubt.stream_changed(rank.dp_rank, state)
+        self._relay.on_state(rank, state)
+
+    async def _is_to_be_learned(self) -> bool:
+        if self._facts is None:
+            return True
+        if await self._is_healthy():
+            return self._doubt.calls_for_a_look(time.monotonic())
+        self._doubt.arise()
+        self._warn_once("it does not answer /health")
+        return False
 
     async def _is_healthy(self) -> bool:
         timeout = aiohttp.ClientTimeout(total=self._settings.timeout_s)
@@ -223,24 +253,28 @@ class RelayedEngine:
         except (aiohttp.ClientError, OSError, TimeoutError):
             return False
 
-    async def _learn(self) -> list[tuple[int, RankEvents]] | None:
+    async def _learn(self) -> None:
+        """Ask what the engine publishes, listen to that, and tell routers of it."""
+        self._doubt.looking()
         try:
-            facts = await learn(self._session, self._config)
+            learned = await learn(self._session, self._config, self._facts)
         except JoinError as error:
+            self._doubt.looked(time.monotonic(), answered_all=False)
             self._warn_once(str(error))
-            return None
-        endpoints = [(rank, at) for rank, at in sorted(facts.events.items()) if at is not None]
-        if not endpoints:
+            return
+        self._doubt.looked(time.monotonic(), answered_all=not learned.unanswered)
+        facts = self._facts = learned.facts
+        self._listeners.listen(facts)
+        publishes = any(endpoint is not None for endpoint in facts.events.values())
+        if not publishes:
+            self._doubt.arise()
             self._warn_once("; ".join(facts.notes))
-            return endpoints
-        if self._problem:
+        elif self._problem:
             log.info("engine %s: its events can be had again", self.name)
             self._problem = ""
-        for rank, _ in endpoints:
-            self._relay.add(WorkerRank(self.name, rank))
-        if socket_path(self._config.url) is None:  # else no other host can reach it
+        can_be_reached = socket_path(self._config.url) is None
+        if can_be_reached and (publishes or self._relay.announces(self.name)):
             self._relay.announce(self.name, self._config.url, facts)
-        return endpoints
 
     def _warn_once(self, problem: str) -> None:
         """Say why there may be no events to relay; once, until there are again."""
@@ -252,6 +286,3 @@ class RelayedEngine:
             problem,
         )
         self._problem = problem
-
-    def _source(self, dp_rank: int, endpoint: RankEvents) -> ZmqSource:
-        return self._make_source(WorkerRank(self.name, dp_rank), endpoint, self._relay)

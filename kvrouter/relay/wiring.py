@@ -24,7 +24,7 @@ async def relaying(config: Config) -> AsyncIterator[Relay]:
     relay = Relay(link, Subjects(config.nats.prefix))
     with zmq.asyncio.Context() as context:
 
-        def make_source(rank: WorkerRank, events: RankEvents, sink: EventSink) -> ZmqSource:
+        def make_source(sink: EventSink, rank: WorkerRank, events: RankEvents) -> ZmqSource:
             return ZmqSource(
                 rank,
                 events.endpoint,

@@ -6,12 +6,16 @@ import json
 import os
 import socket
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
 import aiohttp
 import pytest
 from support.stack import Stack, engine_settings, stack, until
 
+from kvrouter.load import Outcome
 from kvrouter.sim.faults import Faults
 from kvrouter.sim.server import SimServer
 from kvrouter.sim.settings import CoreSettings
@@ -245,6 +249,88 @@ async def test_a_worker_whose_events_moved_is_heard_at_their_new_place_and_start
                 await running.caught_up()
         finally:
             await moved.stop()
+
+
+@asynccontextmanager
+async def replaced(running: Stack, **changes: Any) -> AsyncIterator[SimServer]:
+    """Another engine at the address of the first, and with its event ports."""
+    old = running.engines[0]
+    await old.kill()
+    new = SimServer(replace(old.settings, port=old.port, **changes), faults=Faults(), record=1000)
+    new._ports = old._ports
+    running.engines[0] = new
+    await new.start()
+    try:
+        yield new
+    finally:
+        await new.stop()
+
+
+async def test_an_engine_that_comes_back_at_once_with_fewer_ranks_is_learned_anew() -> None:
+    """E19: away for less than probes notice; requests for the rank that is gone would fail."""
+    health = {"interval_s": 0.1, "failures": 100}
+    async with stack(engine_settings(dp_size=2), health=health) as running:
+        fleet = running.router.fleet
+        await until(lambda: all(each.stream == "live" for each in fleet.ranks.values()))
+        worker = fleet.workers[running.name(0)]
+        states = dict(fleet.ranks)
+        async with replaced(running, dp_size=1):
+            await until(lambda: len(worker.ranks) == 1)
+            assert list(fleet.ranks) == list(worker.ranks)
+            assert fleet.ranks[worker.ranks[0]] is states[worker.ranks[0]]
+            for number in range(4):
+                assert (await running.chat(f"{number} hello")).status == 200
+
+
+async def test_an_engine_that_comes_back_at_once_with_another_model_is_heard_from_its_start() -> (
+    None
+):
+    """E19: what it stored before it was learned anew is known of the new model, too."""
+    text = "a text that two models may be asked about " * 20
+    health = {"interval_s": 0.5, "failures": 100}
+    async with stack(engine_settings(), health=health) as running:
+        assert (await running.chat(text)).status == 200
+        await running.caught_up()
+        fleet = running.router.fleet
+        async with replaced(running, model="other") as engine:
+            body = {"model": "other", "prompt": text, "max_tokens": 1}
+            async with running.session.post(f"{engine.url}/v1/completions", json=body) as response:
+                assert response.status == 200
+            await until(lambda: "other" in fleet.pools)
+            (rank,) = fleet.ranks
+            assert fleet.pools["tiny"].index.blocks(rank) == 0
+            await until(lambda: fleet.pools["other"].index.blocks(rank) > 5)
+            await until(lambda: fleet.pools["other"].tokenizer is not None)
+            response = await running.chat(text, model="other")
+            assert response.status == 200
+
+
+async def test_requests_that_run_on_a_rank_end_well_when_it_is_learned_to_be_gone() -> None:
+    """An engine that is scaled down lets its last requests finish."""
+    slow = engine_settings(dp_size=2, timing=SLOW)
+    async with stack(slow) as running:
+        fleet, (engine,) = running.router.fleet, running.engines
+        streams = [asyncio.create_task(stream(running)) for _ in range(2)]
+        await until(
+            lambda: (
+                all(fleet.load.of(rank).active_requests == 1 for rank in fleet.ranks)
+                and engine.active == 2
+            )
+        )
+        gone = engine.ranks.pop()
+        (worker,) = fleet.workers.values()
+        worker.doubt.arise()
+        try:
+            await until(lambda: len(worker.ranks) == 1)
+            assert not any(each.done() for each in streams)
+            for lines, error in await asyncio.gather(*streams):
+                assert (lines[-1], error) == ("[DONE]", None)
+                assert len(lines) > 20
+        finally:
+            engine.ranks.append(gone)
+        assert outcomes(running, "ok") == 2
+        assert fleet.load.totals.settled[Outcome.OK] == 2
+        await running.settled()
 
 
 async def test_a_restarted_engine_has_no_blocks_until_it_stores_some() -> None:

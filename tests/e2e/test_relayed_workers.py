@@ -9,11 +9,12 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
+import aiohttp
 import pytest
 from support.nats import nats_server
 from support.processes import command
 from support.replicas import Group, group
-from support.stack import router_tables, until
+from support.stack import engine_settings, router_tables, until
 
 from events import WorkerRank
 from events.announce import Announcement, encode_announcement
@@ -25,7 +26,7 @@ from kvrouter.joining import learn
 from kvrouter.relay.service import Relay
 from kvrouter.relay.wiring import relaying
 from kvrouter.sim.server import SimServer
-from kvrouter.wiring import Router
+from kvrouter.wiring import Router, running
 
 IMPOSSIBLE = (
     ("local", "unix:/run/other.sock"),  # of somebody's host, not ours
@@ -172,6 +173,60 @@ async def test_an_engine_whose_events_moved_leaves_no_phantoms(server: NatsServe
             await moved.stop()
 
 
+@pytest.mark.parametrize("api_key", [None, "key"])
+async def test_an_engine_that_is_back_at_once_with_fewer_ranks_is_announced_so(
+    server: NatsServer, api_key: str | None
+) -> None:
+    """E19: routers that ask it learn that, and those that only know it from its relay."""
+    settings = engine_settings(dp_size=2, api_key=api_key)
+    async with group(engines=1, routers=0, settings=settings, nats={}) as made:
+        (old,) = made.engines
+        tables = router_tables([old.url], {"nats": {"servers": [server.url]}})
+        tables["workers"][0]["api_key"] = api_key
+        tables["health"]["failures"] = 100
+        discovering = tables | {"workers": []}
+        discovering["nats"] = {"servers": [server.url], "discover": True}
+        async with (
+            relaying(parse_config(tables)) as relay,
+            running(parse_config(discovering)) as router,
+        ):
+            await until(lambda: len(router.fleet.ranks) == 2 and hears(router))
+            first, second = router.fleet.ranks
+            (worker,) = router.fleet.workers.values()
+            index = router.fleet.pools["tiny"].index
+            await _stored(old)
+            await until(lambda: index.blocks(first) > 0 < index.blocks(second))
+            await old.kill()
+            fewer = SimServer(replace(old.settings, port=old.port, dp_size=1))
+            fewer._ports = old._ports
+            await fewer.start()
+            try:
+                await until(lambda: worker.ranks == (first,))
+                assert worker.state == "ready"
+                await until(lambda: blocks(router).get(first) == 0 and hears(router))
+                assert index.blocks(second) == 0
+                async with running(parse_config(discovering)) as late:
+                    await until(lambda: list(late.fleet.ranks) == [first] and hears(late))
+                await _stored(fewer)
+                await until(lambda: index.blocks(first) > 0)
+                assert relay.streams[second].blocks == 0
+            finally:
+                await fewer.stop()
+
+
+async def _stored(engine: SimServer) -> None:
+    """Make all ranks of an engine store something."""
+    headers = {"Authorization": f"Bearer {engine.settings.api_key}"}
+    async with aiohttp.ClientSession(engine.url, headers=headers) as session:
+        for number in range(len(engine.ranks)):
+            async with session.post(
+                "/v1/completions",
+                json={"model": "tiny", "prompt": TEXT, "max_tokens": 1},
+                headers={"X-data-parallel-rank": str(number)},
+            ) as response:
+                assert response.status == 200
+
+
 async def test_a_relay_says_once_that_an_engine_is_gone_and_when_it_is_back(
     server: NatsServer, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -245,16 +300,21 @@ async def test_a_worker_that_does_not_tell_what_it_is_is_known_from_its_relay(
         tables = router_tables([engine.url], {"nats": {"servers": [server.url]}})
         tables["workers"][0]["api_key"] = "key"
         made.tables["workers"] = []
-        async with relaying(parse_config(tables)):
+        async with relaying(parse_config(tables)) as relay:
             router = await made.add_router()
             (worker,) = router.fleet.workers.values()
             await until(lambda: hears(router))
+            known = worker.facts
+            relay.announce(worker.name, engine.url, replace(known, capacity_blocks=7))
+            await until(lambda: worker.facts.capacity_blocks == 7)
+            relay.announce(worker.name, engine.url, known)
+            await until(lambda: worker.facts == known)
             assert any("401" in note and "its relay" in note for note in worker.facts.notes)
             engine.settings = replace(engine.settings, api_key=None)
             assert (await made.chat(router, TEXT)).status == 200
             await until(lambda: sum(blocks(router).values()) > 0)
             told = worker.facts
-            plain = await learn(made.session, worker.config)
+            plain = (await learn(made.session, worker.config)).facts
         assert (told.models, told.block_size) == (plain.models, plain.block_size)
         assert (told.capacity_blocks, set(told.events)) == (
             plain.capacity_blocks,

@@ -221,6 +221,22 @@ async def test_an_engine_that_restarts_takes_its_blocks_along(rig: Rig) -> None:
         await eventually(lambda: rig.equals(fresh))
 
 
+async def test_a_rank_that_is_gone_has_no_blocks_even_if_the_word_of_it_was_lost(rig: Rig) -> None:
+    """E19: its engine is back with fewer ranks."""
+    async with rig.source() as (source, sink):
+        rig.publish_some(50)
+        await eventually(lambda: rig.equals(sink))
+        rig.link.lose = lambda _: True
+        rig.relay.unheard(RANK)
+        rig.link.lose = lambda _: False
+        await eventually(lambda: source.state is StreamState.CONNECTING)
+        assert sink.index.blocks(RANK) == 0
+        assert "its relay has none to the engine" in source.absence
+    async with rig.source() as (source, sink):
+        await eventually(lambda: source.stats.replays > 0 and "its relay has" in source.absence)
+        assert sink.index.blocks(RANK) == 0
+
+
 async def test_a_relay_that_restarts_begins_anew(rig: Rig) -> None:
     """Its ZMQ side asks the engine for its history; here there is none."""
     async with rig.source() as (source, sink):

@@ -196,6 +196,20 @@ def test_answers_are_measured_and_events_expected() -> None:
     assert source.expected == 2
 
 
+@pytest.mark.parametrize("outcome", list(Outcome))
+def test_a_request_that_its_engine_failed_casts_doubt_on_the_engine(outcome: Outcome) -> None:
+    """E19: it was away between two probes, and nothing else shows that: it has no events."""
+    fleet = new_fleet()
+    rank = join(fleet, "a")
+    prompt = unique_prompt(1, 33)
+    placed = fleet.pools["m"].scheduler.place(prompt, [rank], 1.0)
+    fleet.attempt_ended(placed, outcome, None, prompt)
+    doubted = fleet.workers["a"].doubt.calls_for_a_look(2.0)
+    assert doubted == (outcome is Outcome.ENGINE_FAILED)
+    fleet.remove("a")
+    fleet.attempt_ended(placed, outcome, None, prompt)
+
+
 def test_a_prompt_that_is_all_cached_makes_nobody_expect_events() -> None:
     """Its engine has nothing to store: that it is silent says nothing."""
     fleet = new_fleet()
