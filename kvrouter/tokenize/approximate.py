@@ -38,6 +38,13 @@ class BytesTokenizer:
     def check_sample(self) -> None:
         """Nothing to compare with."""
 
+    def known_prompt(
+        self, request: RequestBody, *, namespace: bytes, new_chars: int
+    ) -> Prompt | None:
+        """Nothing of it has to be encoded."""
+        del new_chars
+        return self.prompt(request, namespace=namespace)
+
     def prompt(self, request: RequestBody, *, namespace: bytes = b"") -> Prompt:
         """An approximate prompt; exact where the client sent ids."""
         ids = given_ids(request)

@@ -61,6 +61,14 @@ class PromptTokenizer(Protocol):
     def prompt(self, request: RequestBody, *, namespace: bytes = b"") -> Prompt:
         """Tokenize a request; never raises for what a client sent."""
 
+    def known_prompt(
+        self, request: RequestBody, *, namespace: bytes, new_chars: int
+    ) -> Prompt | None:
+        """The same where no more of its text than this has to be encoded; else None, soon.
+
+        None too where that can't be said without encoding it.
+        """
+
 
 class EncodeError(Exception):
     """A text can't be encoded; says by what and why. `panicked`: the library may be broken now."""
@@ -68,6 +76,25 @@ class EncodeError(Exception):
     def __init__(self, message: str, *, panicked: bool = False) -> None:
         super().__init__(message)
         self.panicked = panicked
+
+
+class TooMuchError(Exception):
+    """More new text than is allowed."""
+
+
+class Allowance:
+    """How much new text may be encoded, in characters."""
+
+    __slots__ = ("left",)
+
+    def __init__(self, chars: int) -> None:
+        self.left = chars
+
+    def spend(self, chars: int) -> None:
+        """So much is to be encoded now; raises `TooMuchError` when it may not."""
+        self.left -= chars
+        if self.left < 0:
+            raise TooMuchError
 
 
 class Backend(Protocol):
@@ -82,6 +109,13 @@ class Backend(Protocol):
 
         Raises `EncodeError`; a library that is not guarded, anything.
         """
+
+
+class SparingBackend(Backend, Protocol):
+    """A backend that knows before it encodes how much of a text is new."""
+
+    def encode(self, text: str, allowance: Allowance | None = None) -> "array[int]":
+        """See `Backend`; raises `TooMuchError`."""
 
 
 class Library(Backend, Protocol):

@@ -45,6 +45,7 @@ def choose(hf: HfBackend, rendered: Sequence[str], settings: BackendSettings) ->
     compared = list(parity.texts(_special_tokens(spec), rendered))
     cuts = cuts_of(spec)
     steps: list[Backend] = [reference]
+    cached = None
     if settings.cache_bytes:
         half = settings.cache_bytes // 2
         cache, stretches = SegmentCache(half), Stretches(half, cuts)
@@ -55,13 +56,13 @@ def choose(hf: HfBackend, rendered: Sequence[str], settings: BackendSettings) ->
         fast, reason = _proven_fast(hf.spec, reference, compared, cuts, settings.cache_bytes)
     if fast is not None:
         return Ladder([fast, *steps], reason, check_every=settings.check_every)
-    if settings.cache_bytes:
+    if cached is not None:
         problem = _problem(reference, cached, compared)
         cache.clear()
         stretches.clear()
         if problem:
             return Ladder([reference], f"{reason}; no cache: {problem}", check_every=0)
-    return Ladder(steps, reason, check_every=settings.check_every)
+    return Ladder(steps, reason, check_every=settings.check_every, sparing=cached)
 
 
 def _proven_fast(

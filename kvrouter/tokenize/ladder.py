@@ -12,7 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvrouter.tokenize import parity
-from kvrouter.tokenize.backend import Backend, EncodeError
+from kvrouter.tokenize.backend import (
+    Allowance,
+    Backend,
+    EncodeError,
+    SparingBackend,
+    TooMuchError,
+)
 
 _LOG = logging.getLogger(__name__)
 
@@ -32,11 +38,20 @@ class LadderStats:
 class Ladder:
     """Backends from the fastest to the reference, which is the last one; the first is in use.
 
-    `reason` says why this one. Used by several threads at once.
+    `reason` says why this one; `sparing` is the step that takes an allowance. Used by several
+    threads at once.
     """
 
-    def __init__(self, steps: Sequence[Backend], reason: str, *, check_every: int) -> None:
+    def __init__(
+        self,
+        steps: Sequence[Backend],
+        reason: str,
+        *,
+        check_every: int,
+        sparing: SparingBackend | None = None,
+    ) -> None:
         self._steps = list(steps)
+        self._sparing = sparing
         self._reference = steps[-1]
         self._check_every = check_every if len(steps) > 1 else 0
         self._turn = itertools.count(1)  # `next` is atomic
@@ -49,13 +64,18 @@ class Ladder:
         """The backend in use."""
         return self._steps[0].name
 
-    def encode(self, text: str) -> "array[int]":
-        """See `Backend`; raises `EncodeError` when the reference can't encode it."""
+    @property
+    def is_sparing(self) -> bool:
+        """Whether the backend in use takes an allowance."""
+        return self._steps[0] is self._sparing
+
+    def encode(self, text: str, allowance: Allowance | None = None) -> "array[int]":
+        """See `SparingBackend`; raises `EncodeError` when the reference can't encode it."""
         backend = self._steps[0]
         if backend is self._reference:
             return backend.encode(text)
         try:
-            ids = backend.encode(text)
+            ids = self._encoded(backend, text, allowance)
         except EncodeError as error:
             self.stats.failed += 1
             if error.panicked and backend is self._steps[0]:
@@ -65,6 +85,13 @@ class Ladder:
         if self._check_every and next(self._turn) % self._check_every == 0:
             self._sample = (text, ids)
         return ids
+
+    def _encoded(self, backend: Backend, text: str, allowance: Allowance | None) -> "array[int]":
+        if allowance is None:
+            return backend.encode(text)
+        if backend is not self._sparing:
+            raise TooMuchError
+        return self._sparing.encode(text, allowance)
 
     @property
     def has_sample(self) -> bool:

@@ -72,6 +72,13 @@ class RemoteTokenizer:
     def check_sample(self) -> None:
         """The answer is the engine's own."""
 
+    def known_prompt(
+        self, request: RequestBody, *, namespace: bytes, new_chars: int
+    ) -> Prompt | None:
+        """Only the engine knows."""
+        del request, namespace, new_chars
+        return None
+
     def prompt(self, request: RequestBody, *, namespace: bytes = b"") -> Prompt:
         """Ask an engine. Blind when it refuses, by length when none answers."""
         ids = given_ids(request)

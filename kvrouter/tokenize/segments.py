@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from sys import getsizeof
 from typing import NamedTuple
 
-from kvrouter.tokenize.backend import Library
+from kvrouter.tokenize.backend import Allowance, Library
 from kvrouter.tokenize.cuts import Cuts
 from kvrouter.tokenize.pieces import Piece, PieceEncoder, piece_at, text_of
 from kvrouter.tokenize.stretches import Stretches
@@ -119,8 +119,8 @@ class CachedBackend:
         """That of the library."""
         return self._library.name
 
-    def encode(self, text: str) -> "array[int]":
-        """See `Backend`."""
+    def encode(self, text: str, allowance: Allowance | None = None) -> "array[int]":
+        """See `SparingBackend`."""
         known, start = self.stretches.follow(text)
         pieces: list[Piece] = []
         behind: list[bytes] = []
@@ -131,17 +131,21 @@ class CachedBackend:
             ends.append(end)
         found = self.cache.find(pieces)
         if None in found:
-            self._encode_missing(pieces, found)
+            self._encode_missing(pieces, found, allowance)
         new = [ids + token for ids, token in zip(found, behind, strict=True) if ids is not None]
         self.stretches.remember(text, start, zip(ends, new, strict=True))
         ids = array("I")
         ids.frombytes(b"".join([*known, *new]))
         return ids
 
-    def _encode_missing(self, pieces: list[Piece], found: list[bytes | None]) -> None:
+    def _encode_missing(
+        self, pieces: list[Piece], found: list[bytes | None], allowance: Allowance | None
+    ) -> None:
         """Encode what was not found, and fill it in."""
         places = [place for place, ids in enumerate(found) if ids is None]
         new = [pieces[place] for place in places]
+        if allowance is not None:
+            allowance.spend(sum(len(text_of(piece)) for piece in new))
         encoded = self._pieces.encode_each(new)
         self.cache.add(new, encoded)
         for place, ids in zip(places, encoded, strict=True):

@@ -12,9 +12,11 @@ from kvrouter.prompt import Fidelity, Prompt
 from kvrouter.tokenize.anthropic import anthropic_chat
 from kvrouter.tokenize.backend import (
     NOTHING_AROUND,
+    Allowance,
     Around,
     EncodeError,
     EncoderReport,
+    TooMuchError,
     estimated_tokens,
 )
 from kvrouter.tokenize.chat import Chat, openai_chat
@@ -176,16 +178,35 @@ class ModelTokenizer:
         """Hold a sample to the reference: CPU work, at leisure."""
         self.backend.check_sample()
 
+    def known_prompt(
+        self, request: RequestBody, *, namespace: bytes, new_chars: int
+    ) -> Prompt | None:
+        """See `PromptTokenizer`."""
+        if self._overran or not self.backend.is_sparing:
+            return None
+        try:
+            return self._prompt(request, namespace, Allowance(new_chars))
+        except TooMuchError:
+            return None
+
     def prompt(self, request: RequestBody, *, namespace: bytes = b"") -> Prompt:
         """Tokenize a request. CPU work of up to 0.5 s per MB; never raises for what a client sent.
 
         What the engine will refuse, or what can't be reproduced, comes back BLIND or APPROXIMATE
         with the reason; so does a chat over which the template does not come to an end.
         """
+        return self._prompt(request, namespace, None)
+
+    def _prompt(
+        self, request: RequestBody, namespace: bytes, allowance: Allowance | None
+    ) -> Prompt:
+        """The same; raises `TooMuchError` where the allowance does not suffice."""
         try:
             if request.endpoint is Endpoint.COMPLETIONS:
-                return self._completion(request, namespace)
-            return self._chat(request, namespace)
+                return self._completion(request, namespace, allowance)
+            return self._chat(request, namespace, allowance)
+        except TooMuchError:
+            raise
         except (UnreadableMessagesError, TemplateRefusedError) as error:
             return blind(request, f"the engine will refuse it: {error}"[:200])
         except TemplateOverrunError as error:
@@ -201,25 +222,33 @@ class ModelTokenizer:
 
     # Completions
 
-    def _completion(self, request: RequestBody, namespace: bytes) -> Prompt:
+    def _completion(
+        self, request: RequestBody, namespace: bytes, allowance: Allowance | None
+    ) -> Prompt:
         doubts = _completion_doubts(request)
         prompts = _prompts(request.prompt)
         if not prompts:
             return blind(request, "; ".join(doubts) or "there is no prompt")
-        first, *others = [self._completion_ids(request, prompt, doubts) for prompt in prompts]
+        first, *others = [
+            self._completion_ids(request, prompt, doubts, allowance) for prompt in prompts
+        ]
         if others:
             doubts.append(f"the first of {len(prompts)} prompts")
         count = sum(len(ids) + beyond for ids, beyond in (first, *others))
         return _prompt(first[0], namespace, doubts, prompt_tokens=count)
 
     def _completion_ids(
-        self, request: RequestBody, prompt: str | list[Any], doubts: list[str]
+        self,
+        request: RequestBody,
+        prompt: str | list[Any],
+        doubts: list[str],
+        allowance: Allowance | None,
     ) -> "tuple[array[int], int]":
         """The ids of one prompt, and about how many tokens follow them."""
         if isinstance(prompt, str):
             special = request.get("add_special_tokens") is not False
             text, beyond = self._bounded(prompt, doubts)
-            ids = self._encode(request, text, doubts, add_special_tokens=special)
+            ids = self._encode(request, text, doubts, allowance, add_special_tokens=special)
             return ids, estimated_tokens(beyond) if beyond else 0
         given = as_ids(prompt)
         if given is None:
@@ -230,7 +259,7 @@ class ModelTokenizer:
 
     # Chats
 
-    def _chat(self, request: RequestBody, namespace: bytes) -> Prompt:
+    def _chat(self, request: RequestBody, namespace: bytes, allowance: Allowance | None) -> Prompt:
         chat = CHATS[request.endpoint](request)
         given = replacing_ids(request, chat.messages)
         if given is not None:
@@ -251,7 +280,8 @@ class ModelTokenizer:
         if has_media(chat.messages):
             chat.doubts.append("the text before the first picture or sound")
         head, beyond = self._bounded(head, chat.doubts)
-        ids = self._encode(request, head, chat.doubts, add_special_tokens=chat.add_special_tokens)
+        special = chat.add_special_tokens
+        ids = self._encode(request, head, chat.doubts, allowance, add_special_tokens=special)
         behind = estimated_tokens(beyond + len(rest)) if beyond or rest else 0
         return _prompt(ids, namespace, chat.doubts, prompt_tokens=len(ids) + behind)
 
@@ -296,14 +326,20 @@ class ModelTokenizer:
         return text[:limit], len(text) - limit
 
     def _encode(
-        self, request: RequestBody, text: str, doubts: list[str], *, add_special_tokens: bool
+        self,
+        request: RequestBody,
+        text: str,
+        doubts: list[str],
+        allowance: Allowance | None,
+        *,
+        add_special_tokens: bool,
     ) -> "array[int]":
         clean = without_surrogates(text)
         if clean != text:
             doubts.append("a lone surrogate in the text")
         cut = _Truncation(request, doubts)
         around = self._around if add_special_tokens else NOTHING_AROUND
-        ids = self.backend.encode(clean)
+        ids = self.backend.encode(clean, allowance)
         if cut.keep is not None and not cut.explicit_side:
             return around.cut_and_added_to(ids, cut.keep)
         return cut.apply(around.added_to(ids))

@@ -4,13 +4,15 @@ import asyncio
 import threading
 import time
 from collections.abc import Iterator
+from functools import cache
+from random import Random
 
 import pytest
-from support.tokenizers import request, said, tiny
+from support.tokenizers import TINY, request, said, tiny
 
 from kvrouter.openai.body import RequestBody
 from kvrouter.prompt import Fidelity, Prompt
-from kvrouter.tokenize import EncodingThreads, ModelTokenizer, ThreadSettings
+from kvrouter.tokenize import BackendSettings, EncodingThreads, ModelTokenizer, ThreadSettings
 
 WORDS = "the quick brown fox jumps over the lazy dog 12345 \n"
 
@@ -76,6 +78,42 @@ async def test_what_is_encoded_faster_may_be_longer_and_is_still_done_inline(
         await threads.prompt(fast, chat(size))
     assert (threads.stats.inline, threads.stats.pooled) == (1, 1)
     await until_idle(threads)
+
+
+@cache
+def remembering() -> ModelTokenizer:
+    """`tokenizers`, with its caches; each prompt is checked."""
+    return ModelTokenizer.load(str(TINY), backends=BackendSettings(wish="hf", check_every=1))
+
+
+async def test_what_is_known_but_for_its_end_is_done_inline(threads: EncodingThreads) -> None:
+    """The next turn of a chat, with `tokenizers`: to pass it to a thread would cost more."""
+    hf = remembering()
+    rng = Random(5)
+    text = " ".join(f"{rng.getrandbits(32):x}" for _ in range(3000))
+    for end, places in (
+        ("", (0, 1)),
+        (" and then", (1, 1)),
+        (text[3000:4000], (2, 1)),
+        (text[:9000], (2, 2)),
+    ):
+        body = request(messages=[said(text + end)])
+        prompt = await threads.prompt(hf, body, block_sizes=[16])
+        assert (threads.stats.inline, threads.stats.pooled) == places
+        assert prompt.token_ids == tiny().prompt(body).token_ids
+        text += end
+    await until_idle(threads)
+
+
+async def test_of_many_known_prompts_one_is_checked_too(threads: EncodingThreads) -> None:
+    hf = remembering()
+    body, before = chat(10_000), hf.report.checked
+    for turn in (1, 2):
+        await threads.prompt(hf, body)
+        async with asyncio.timeout(20):
+            while hf.report.checked < before + turn:  # noqa: ASYNC110  # counted in threads
+                await asyncio.sleep(0.002)
+    assert (threads.stats.inline, threads.stats.pooled) == (1, 1)
 
 
 async def test_a_long_prompt_is_done_in_a_thread_and_equals_the_inline_one(
