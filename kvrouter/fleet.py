@@ -195,7 +195,7 @@ class Fleet:
         if prompt.fidelity is not Fidelity.EXACT or usage is None:
             return
         pool = self.pool_of(chosen.rank.worker)
-        if pool is not None and not prompt.ids_sent and usage.prompt_tokens:
+        if pool is not None and usage.prompt_tokens:
             self._compare_counts(pool, prompt, usage)
         if usage.cached_tokens is not None:
             measured = Measurement(
@@ -216,6 +216,9 @@ class Fleet:
             pool.scheduler.withdraw(prompt, placement)
 
     def _compare_counts(self, pool: Pool, prompt: Prompt, usage: Usage) -> None:
+        """An engine that got ids counts those: only that it did not says something."""
+        if prompt.ids_sent and prompt.prompt_tokens == usage.prompt_tokens:
+            return
         if pool.token_counts.observe(prompt.prompt_tokens, usage.prompt_tokens):
             log.error("model %s: degraded: %s", pool.model, pool.token_counts.problem)
 

@@ -175,6 +175,25 @@ def test_only_exact_prompts_are_compared() -> None:
     assert fleet.ranks[rank].proof.compared_total == 0
 
 
+@pytest.mark.parametrize(
+    ("engines", "equal", "different"), [(33, 0, 0), (34, 0, 1)], ids=["as ours", "another"]
+)
+def test_of_a_prompt_that_went_as_ids_only_another_count_says_something(
+    engines: int, equal: int, different: int
+) -> None:
+    """An engine that ignores ids, or takes them for something else."""
+    fleet = new_fleet()
+    rank = join(fleet, "a")
+    pool = fleet.pools["m"]
+    prompt = unique_prompt(1, 33)
+    prompt.ids_sent = True
+    placed = pool.scheduler.place(prompt, [rank], 1.0)
+    fleet.attempt_ended(placed, Outcome.OK, Usage(engines, 1, 0), prompt)
+    counts = pool.token_counts
+    assert (counts.equal_total, counts.different_total) == (equal, different)
+    assert bool(counts.problem) == bool(different)
+
+
 def test_answers_are_measured_and_events_expected() -> None:
     fleet = new_fleet()
     rank = join(fleet, "a")
