@@ -39,6 +39,7 @@ from typing import Any
 
 from kvrouter.openai.body import Endpoint, parse_body
 from kvrouter.tokenize import BackendSettings, ModelTokenizer, ThreadSettings
+from kvrouter.tokenize.backend import Allowance
 from kvrouter.tokenize.cuts import cuts_of
 from kvrouter.tokenize.hash_runs import HashRuns
 from kvrouter.tokenize.hf import HfBackend
@@ -117,10 +118,10 @@ class Stopwatch:
         self._inner = inner
         self.spent_s = 0.0
 
-    def encode(self, text: str) -> "array[int]":
-        """See `Backend`."""
+    def encode(self, text: str, allowance: Allowance | None = None) -> "array[int]":
+        """See `SparingBackend`."""
         started = time.process_time()
-        ids = self._inner.encode(text)
+        ids = self._inner.encode(text, allowance)
         self.spent_s += time.process_time() - started
         return ids
 
