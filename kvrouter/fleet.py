@@ -110,8 +110,10 @@ class Fleet:
             self._forget(rank, pool)
         for rank in worker.ranks:
             state = self.ranks.setdefault(rank, RankState())
-            if is_moved and state.source is not None:
-                state.source.request_resync()
+            if is_moved:
+                self._begin_anew(rank, state, ResyncReason.RESTART)
+                if state.source is not None:
+                    state.source.request_resync()
 
     def remove(self, name: str) -> None:
         """The worker is gone for good; its running requests end on their own."""
@@ -181,13 +183,17 @@ class Fleet:
     def attempt_ended(
         self, placement: Placement, outcome: Outcome, usage: Usage | None, prompt: Prompt
     ) -> None:
-        """Compare what was predicted with what the engine reports; expect events."""
+        """Compare what was predicted with what the engine reports; expect events.
+
+        What was placed before the rank's blocks were dropped (its engine has restarted) went by
+        what was known of another.
+        """
         chosen = placement.decision.chosen
         state = self.ranks.get(chosen.rank)
         if outcome is not OK:
             self._without_result(placement, outcome, prompt)
             return
-        if state is None:
+        if state is None or placement.lease.booked_at < state.known_since:
             return
         full_blocks = len(prompt.hashes(chosen.block_size)) // HASH_BYTES
         if full_blocks > chosen.held_blocks:
@@ -293,8 +299,7 @@ class Fleet:
             self._begin_anew(rank, state, ResyncReason.RESTART)
 
     def _begin_anew(self, rank: WorkerRank, state: RankState, reason: ResyncReason) -> None:
-        state.last_resync = reason
-        state.proof.forget()
+        state.begin_anew(reason, time.monotonic())
         pool = self.pool_of(rank.worker)
         if pool is not None:
             pool.forget(rank)

@@ -60,9 +60,17 @@ class RankState:
         self.source: Source | None = None
         self.stream: StreamState | None = None
         self.last_resync: ResyncReason | None = None
+        self.known_since = float("-inf")
+        """Since when what is known of it is of the engine that is there: monotonic, in seconds."""
         self.counts = EventCounts()
         self._resync_asked_at = float("-inf")
         self.proof = Proof()
+
+    def begin_anew(self, reason: ResyncReason, now: float) -> None:
+        """What was known of the rank is not true any more, nor what was measured by it."""
+        self.last_resync = reason
+        self.known_since = now
+        self.proof.forget()
 
     def expect_blocks(self, *, since: float, now: float) -> None:
         """A request that was sent at `since` has made the rank store blocks.

@@ -1,5 +1,7 @@
 """The fleet: pools, routes, and what events do to them."""
 
+import time
+
 import pytest
 from support.fleets import BASE, OTHER, FakeSource, join, new_fleet
 from support.prompts import prompt_of, unique_prompt
@@ -227,6 +229,23 @@ def test_a_request_that_its_engine_failed_casts_doubt_on_the_engine(outcome: Out
     assert doubted == (outcome is Outcome.ENGINE_FAILED)
     fleet.remove("a")
     fleet.attempt_ended(placed, outcome, None, prompt)
+
+
+def test_a_request_from_before_a_restart_says_nothing_about_the_new_engine() -> None:
+    """E11: it was placed by blocks that are gone, and served by whoever was there."""
+    fleet = new_fleet()
+    rank = join(fleet, "a")
+    source = fleet.ranks[rank].source = FakeSource()
+    prompt = unique_prompt(1, 33)
+    scheduler, proof = fleet.pools["m"].scheduler, fleet.ranks[rank].proof
+    before = scheduler.place(prompt, [rank], time.monotonic())
+    fleet.on_resync(rank, ResyncReason.RESTART)
+    fleet.attempt_ended(before, Outcome.OK, Usage(50, 1, 0), prompt)
+    assert (proof.compared_total, source.expected) == (0, 0)
+    assert fleet.pools["m"].token_counts.problem == ""
+    after = scheduler.place(prompt, [rank], time.monotonic())
+    fleet.attempt_ended(after, Outcome.OK, Usage(33, 1, 0), prompt)
+    assert (proof.compared_total, source.expected) == (1, 1)
 
 
 def test_a_prompt_that_is_all_cached_makes_nobody_expect_events() -> None:
