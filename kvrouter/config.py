@@ -450,12 +450,17 @@ def announced_worker(name: str, url: str) -> WorkerConfig:
 
 def _check_names(config: Config) -> None:
     seen: set[str] = set()
+    names: dict[str, str] = {}
+    """Of each URL."""
     for index, worker in enumerate(config.workers):
-        name = worker_name(worker)
+        name, url = worker_name(worker), worker.url.rstrip("/")
         _check_address(f"workers[{index}].url", worker.url)
         if name in seen:
             raise ConfigError(f"workers[{index}]: there is another worker named {name!r}")
+        if url in names:
+            raise ConfigError(f"workers[{index}].url: {url} is the worker {names[url]!r} already")
         seen.add(name)
+        names[url] = name
         if worker.relayed and not config.nats.servers:
             raise ConfigError(f"workers[{index}].relayed: needs nats.servers")
         ranks: set[int] = set()
@@ -480,6 +485,8 @@ def _check_tls(config: Config) -> None:
 
 
 def _check_nats(nats: NatsConfig) -> None:
+    for at, server in enumerate(nats.servers):
+        _check_port(f"nats.servers[{at}]", f"//{server.rpartition('//')[2].rpartition('@')[2]}")
     if nats.tls_cert is None and nats.tls_key is not None:
         raise ConfigError("nats.tls_cert: is missing beside its key")
     if (nats.user is None) != (nats.password is None):
@@ -512,11 +519,15 @@ def _check_balancers(server: ServerConfig) -> None:
             raise ConfigError(f"server.proxy_protocol_from[{at}]: {error}") from error
 
 
-def _check_address(path: str, url: str) -> None:
+def _check_port(path: str, url: str) -> None:
     try:
         urlsplit(url).port  # noqa: B018  # reading it is the check
     except ValueError as error:
         raise ConfigError(f"{path}: {error}") from error
+
+
+def _check_address(path: str, url: str) -> None:
+    _check_port(path, url)
     if len((socket_path(url) or "").encode()) > MAX_PATH_BYTES:
         raise ConfigError(f"{path}: a unix socket's path has at most {MAX_PATH_BYTES} bytes")
 
@@ -526,6 +537,8 @@ def _check_endpoint(path: str, events: RankEvents) -> None:
         ("endpoint", events.endpoint),
         ("replay_endpoint", events.replay_endpoint),
     ):
+        if endpoint and endpoint.startswith("tcp:"):
+            _check_port(f"{path}.{name}", endpoint)
         if endpoint and "*" in endpoint and not events.bind:
             raise ConfigError(
                 f"{path}.{name}: {endpoint} is where the engine listens; give the host that the "

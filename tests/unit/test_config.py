@@ -39,6 +39,43 @@ def test_two_workers_may_not_have_one_name() -> None:
     assert "'a:1'" in message
 
 
+def test_one_engine_may_not_have_two_names() -> None:
+    """It would be two workers with one cache, and its events would come twice."""
+    workers = [{"url": "http://a:1", "name": "x"}, {"url": "http://a:1/", "name": "y"}]
+    assert problem({"workers": workers}) == "workers[1].url: http://a:1 is the worker 'x' already"
+
+
+@pytest.mark.parametrize(
+    ("tables", "path"),
+    [
+        ({"nats": {"servers": ["nats://h:4222", "nats://u:p@h:65536"]}}, "nats.servers[1]"),
+        (
+            {"workers": [{"url": "http://h:1", "kv_events": [{"endpoint": "tcp://h:65536"}]}]},
+            "workers[0].kv_events[0].endpoint",
+        ),
+        (
+            {
+                "workers": [
+                    {
+                        "url": "http://h:1",
+                        "kv_events": [
+                            {"endpoint": "tcp://[::1]:1", "replay_endpoint": "tcp://h:99999"}
+                        ],
+                    }
+                ]
+            },
+            "workers[0].kv_events[0].replay_endpoint",
+        ),
+    ],
+)
+def test_a_port_that_there_cannot_be_is_refused(tables: dict[str, object], path: str) -> None:
+    assert problem(tables).startswith(f"{path}: Port out of range")
+
+
+def test_passwords_in_a_nats_url_may_look_like_anything() -> None:
+    parse_config({"nats": {"servers": ["nats://u:p[99999@h:4222", "nats://[::1]:4222"]}})
+
+
 @pytest.mark.parametrize(
     "url", ["ftp://a:1", "http://", "http://a:1/v1", "http://a b:1", "a:1", "http://a:99999"]
 )

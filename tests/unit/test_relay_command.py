@@ -34,6 +34,11 @@ def test_an_engine_may_be_given_the_name_that_routers_know_it_by(
     assert names(engine) == [(name, url)]
 
 
+def test_one_engine_under_two_names_is_refused() -> None:
+    with pytest.raises(ConfigError, match="http://h:1 is the worker 'a' already"):
+        names("a=http://h:1", "b=http://h:1")
+
+
 def test_engines_of_one_name_are_refused() -> None:
     with pytest.raises(ConfigError, match="another worker named 'a'"):
         names("a=http://h:1", "a=http://h:2")
