@@ -100,6 +100,11 @@ class NatsSource:
         return f"its relay is silent since {since}"
 
     @property
+    def place(self) -> dict[str, str | None]:
+        """Where it listens, for people."""
+        return {"subject": self._events}
+
+    @property
     def backlog(self) -> int:
         """Commands that are still to be carried out."""
         return len(self._todo)

@@ -131,6 +131,11 @@ class ZmqSource:
         """Why there is no connection to the stream, in words."""
         return "no connection to the event stream"
 
+    @property
+    def place(self) -> dict[str, str | None]:
+        """Where it listens, for people."""
+        return {"endpoint": self.endpoint, "replay_endpoint": self.replay_endpoint}
+
     def position(self) -> Position | None:
         """How far the sink is, for another router; None while that is in doubt."""
         return None if self._resync_wanted else self._core.position()

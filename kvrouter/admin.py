@@ -12,6 +12,7 @@ import msgspec
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from events.nats_link import NatsLink
 from kvrouter import report
 from kvrouter.config import ServerConfig
 from kvrouter.explain import Explainer
@@ -35,8 +36,10 @@ class Admin:
         metrics: Metrics,
         explainer: Explainer,
         replicas: Callable[[], dict[str, Any]],
+        link: NatsLink | None,
     ) -> None:
         self._fleet = fleet
+        self._link = link
         self._replicas = replicas
         self._metrics = metrics
         self._explainer = explainer
@@ -68,7 +71,7 @@ class Admin:
 
     async def _ready(self, request: web.Request) -> web.Response:
         del request
-        missing = report.readiness(self._fleet)
+        missing = report.readiness(self._fleet, self._link)
         return _json({"ready": not missing, "missing": missing}, status=503 if missing else 200)
 
     async def _serve_metrics(self, request: web.Request) -> web.Response:

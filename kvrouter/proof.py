@@ -26,6 +26,10 @@ NOTHING_COMPARED = (
     "nothing to compare yet: no response has reported its cached tokens (vLLM does so with "
     "--enable-prompt-tokens-details, in streams when the client asks for usage)"
 )
+FORGOTTEN = (
+    "not measured yet since the engine restarted, or its events were begun anew: no response to a "
+    "later request has reported its cached tokens"
+)
 FELL_SHORT = "the last response found fewer cached tokens than predicted"
 
 
@@ -97,7 +101,7 @@ class Proof:
     def reason(self) -> str:
         """What keeps the verdict from being `exact`; empty when nothing does."""
         if not self._window:
-            return NOTHING_COMPARED
+            return FORGOTTEN if self.compared_total else NOTHING_COMPARED
         return self._degradation or ("" if self.verdict is Verdict.EXACT else FELL_SHORT)
 
     @property

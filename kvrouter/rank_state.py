@@ -22,6 +22,10 @@ class Source(Protocol):
     def absence(self) -> str:
         """Why there is no connection to the stream, in words."""
 
+    @property
+    def place(self) -> dict[str, str | None]:
+        """Where it listens, for people."""
+
     def position(self) -> Position | None:
         """How far the engine itself is followed, for another router; None where it is not."""
 

@@ -4,6 +4,7 @@ import time
 from typing import Any
 
 from events import WorkerRank
+from events.nats_link import NatsLink
 from events.stream import StreamState
 from kvrouter.fleet import Fleet
 from kvrouter.pool import Pool
@@ -12,8 +13,8 @@ from kvrouter.rank_state import RankState
 from kvrouter.workers import Worker, WorkerState
 
 
-def readiness(fleet: Fleet) -> list[str]:
-    """What keeps the router from being ready; empty when it is.
+def readiness(fleet: Fleet, link: NatsLink | None = None) -> list[str]:
+    """What keeps the router from being ready; empty when it is. Over `link` workers are announced.
 
     One ready worker will do; a model whose tokenizer is still being loaded won't, because its
     first requests would land anywhere.
@@ -21,13 +22,20 @@ def readiness(fleet: Fleet) -> list[str]:
     if fleet.stopping:
         return ["the router is stopping"]
     if not any(worker.state is WorkerState.READY for worker in fleet.workers.values()):
-        names = ", ".join(fleet.workers) or "none configured"
-        return [f"no worker is ready ({names})"]
+        return [f"no worker is ready ({', '.join(fleet.workers) or _why_none(link)})"]
     return [
         f"the tokenizer of {pool.model} is being loaded"
         for pool in fleet.pools.values()
         if pool.tokenizer_loading
     ]
+
+
+def _why_none(link: NatsLink | None) -> str:
+    if link is None:
+        return "none configured"
+    if link.is_connected:
+        return "none is announced on NATS: does a kvrouter relay run beside the engines?"
+    return f"none can be announced: NATS {link.state}{link.problem and f', {link.problem}'}"
 
 
 def workers(fleet: Fleet) -> dict[str, Any]:
@@ -85,7 +93,7 @@ def _rank(fleet: Fleet, pool: Pool, rank: WorkerRank, now: float) -> dict[str, A
         "blocks": pool.index.blocks(rank),
         "block_size": pool.block_size_of(rank),
         "capacity_blocks": pool.workers[rank.worker].facts.capacity_blocks,
-        "events": _endpoints(pool, rank) | _events(state, now),
+        "events": _events(state, now),
         "load": {
             "active_requests": load.active_requests,
             "prefill_tokens": load.prefill_tokens,
@@ -102,18 +110,11 @@ def _rank(fleet: Fleet, pool: Pool, rank: WorkerRank, now: float) -> dict[str, A
     }
 
 
-def _endpoints(pool: Pool, rank: WorkerRank) -> dict[str, Any]:
-    events = pool.workers[rank.worker].facts.events.get(rank.dp_rank)
-    if events is None:
-        return {}
-    return {"endpoint": events.endpoint, "replay_endpoint": events.replay_endpoint}
-
-
 def _events(state: RankState, now: float) -> dict[str, Any]:
     if state.source is None:
         return {"stream": None}
     stats = state.source.stats
-    return {
+    return state.source.place | {
         "stream": None if state.stream is None else state.stream.value,
         "last_seqno": stats.last_seqno,
         "last_batch_age_s": stats.last_batch_age_s(now),

@@ -109,7 +109,7 @@ async def running(config: Config, seat: Seat | None = None) -> AsyncIterator[Rou
         metrics.registry.register(FleetCollector(fleet, tokenizers))
         metrics.registry.register(ReplicaCollector(sharing, link))
         explainer = Explainer(fleet, door.prompt)
-        admin = Admin(fleet, metrics, explainer, partial(replicas, sharing, link))
+        admin = Admin(fleet, metrics, explainer, partial(replicas, sharing, link), link)
         async with (
             admin_listening(
                 admin, config.server, to_admins, path=None if seat is None else seat.admin_path

@@ -267,6 +267,7 @@ class Followed:
     def __init__(self) -> None:
         self.stats = StreamStats()
         self.absence = ""
+        self.place: dict[str, str | None] = {}
 
     def position(self) -> Position:
         """Somewhere."""

@@ -74,6 +74,10 @@ async def test_a_prompt_is_found_again_through_a_relay(server: NatsServer) -> No
     async with group(engines=2, routers=1, **relayed(server)) as made, relay_for(made, server):
         (router,) = made.routers
         await until(lambda: hears(router))
+        for worker in (await made.workers(router))["workers"]:
+            events = worker["ranks"][0]["events"]
+            assert worker["name"].rpartition(":")[2] in events["subject"]
+            assert "endpoint" not in events  # where its relay listens, not we
         first = await made.chat(router, TEXT)
         await until(lambda: sum(blocks(router).values()) > 10)
         second = await made.chat(router, TEXT)

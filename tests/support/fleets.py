@@ -26,6 +26,10 @@ class FakeSource:
         self.expected = 0
         self.resyncs = 0
 
+    @property
+    def place(self) -> dict[str, str | None]:
+        return {"endpoint": "tcp://h:1", "replay_endpoint": None}
+
     def position(self) -> None: ...
 
     def expect_blocks(self, now: float) -> None:

@@ -164,6 +164,7 @@ def test_a_resync_forgets_what_was_measured_before() -> None:
     assert state.proof.verdict == "exact"
     fleet.on_resync(rank, ResyncReason.RESTART)
     assert state.proof.verdict == "blind"
+    assert state.proof.reason.startswith("not measured yet since the engine restarted")
 
 
 def test_only_exact_prompts_are_compared() -> None:

@@ -2,9 +2,11 @@
 
 import pytest
 from support.fleets import BASE, FakeSource, join, new_fleet
+from support.nats import link_to
 from support.stack import TINYMODEL
 
 from events import BlocksStored, EventBatch
+from events.nats_link import LinkState
 from events.stream import StreamState
 from kvrouter import report
 from kvrouter.collector import FleetCollector
@@ -68,6 +70,12 @@ def test_a_broken_chat_template_shows_at_the_model_and_at_its_ranks() -> None:
 def test_readiness_names_what_is_awaited() -> None:
     fleet = new_fleet()
     assert "none configured" in report.readiness(fleet)[0]
+    link = link_to("nats://127.0.0.1:9")
+    assert "none can be announced: NATS connecting)" in report.readiness(fleet, link)[0]
+    link.problem = "nats://127.0.0.1:9: refused"
+    assert "NATS connecting, nats://127.0.0.1:9: refused)" in report.readiness(fleet, link)[0]
+    link.state = LinkState.CONNECTED
+    assert "none is announced on NATS" in report.readiness(fleet, link)[0]
     join(fleet, "a")
     assert "tokenizer of m" in report.readiness(fleet)[0]
     fleet.pools["m"].tokenizer_problem = "none to be had"
