@@ -29,6 +29,8 @@ from events.sparingly import TOLD_AT_ONCE, Sparingly
 log = logging.getLogger(__name__)
 
 MAX_UNSENT_BYTES = 32 * 2**20
+MAX_LEARNED = 64
+"""Servers of the cluster that are remembered besides the given ones."""
 _COMPLAIN_EVERY_S = 60.0
 
 CREDENTIALS_JWT = "BEGIN NATS USER JWT"
@@ -133,17 +135,24 @@ class _Client(Client):
     """A client that sends nothing in the clear where it is to encrypt.
 
     The library goes by what the server says of itself, and anyone in its place may say that no
-    encryption is needed, to be told the password.
+    encryption is needed, to be told the password. It also forgets no server that it was ever told
+    of; `named` are those of the cluster that the server named last, and `learn` is called with each
+    later word of it.
     """
 
-    def __init__(self, *, must_encrypt: bool) -> None:
+    def __init__(self, *, must_encrypt: bool, learn: Callable[["_Client"], None]) -> None:
         super().__init__()
+        self.named: list[str] = []
         self._must_encrypt = must_encrypt
+        self._learn = learn
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
         if self._must_encrypt and initial_connection and not info.get("tls_required"):
             raise nats.errors.SecureConnRequiredError
         await super()._process_info(info, initial_connection)
+        self.named = [str(address) for address in info.get("connect_urls") or ()]
+        if not initial_connection:
+            self._learn(self)
 
 
 class NatsLink:
@@ -158,6 +167,7 @@ class NatsLink:
         self.max_payload = 2**20
         self._settings = settings
         self._servers = deque(map(_without_login, settings.servers))
+        self._given = frozenset(map(_address, settings.servers))
         self._logins = _logins(settings.servers)
         given = _Login(settings.user, settings.password, settings.token)
         self._usual_login = next(iter(self._logins.values()), given)
@@ -229,17 +239,14 @@ class NatsLink:
             # Spread, so that the routers of a fleet don't come back all at once.
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
 
-    async def _connect(self) -> Client | None:
+    async def _connect(self) -> _Client | None:
         """A client of the next server; None if that one does not have us."""
         self._servers.rotate(-1)
         server = self._servers[-1]
         must_encrypt = self._tls is not None or server.startswith("tls://")
-        client = _Client(must_encrypt=must_encrypt)
+        client = _Client(must_encrypt=must_encrypt, learn=self._learn_servers)
         settings = self._settings
         login = self._logins.get(server, self._usual_login)
-
-        async def learn() -> None:
-            self._learn_servers(client)
 
         self._lost.clear()
         self._is_sent_away = False
@@ -261,7 +268,6 @@ class NatsLink:
                 error_cb=self._failed,
                 disconnected_cb=self._gone,
                 closed_cb=self._gone,
-                discovered_server_cb=learn,
                 lame_duck_mode_cb=self._sent_away,
                 skip_subject_validation=True,
             )
@@ -301,7 +307,7 @@ class NatsLink:
         else:
             log.debug("NATS: %r", error)
 
-    async def _serve(self, client: Client) -> None:
+    async def _serve(self, client: _Client) -> None:
         """Send and listen on a connection until it is gone."""
         try:
             self._todo.clear()
@@ -355,15 +361,25 @@ class NatsLink:
         for changed in list(self._watchers):
             changed(connected=state is LinkState.CONNECTED)
 
-    def _learn_servers(self, client: Client) -> None:
-        """The other servers of the cluster; they encrypt if the one does that tells of them."""
-        if not self._settings.learn_servers:
+    def _learn_servers(self, client: _Client) -> None:
+        """The other servers of the cluster; they encrypt if the one does that tells of them.
+
+        They take the place of those that were learned before, unless there are none: a server that
+        has lost all others tells of none, and when it is lost, too, they may be back.
+        """
+        current = self._servers[-1]
+        others = set(client.named[:MAX_LEARNED]) - {_address(current)}
+        if not self._settings.learn_servers or not others:
             return
-        known = {_address(server) for server in self._servers}
-        scheme = self._servers[-1].partition("://")[0]
-        for found in client.discovered_servers:
-            if found.netloc not in known:
-                self._servers.appendleft(f"{scheme}://{found.netloc}")
+        named = others - self._given
+        scheme = current.partition("://")[0]
+        kept = [
+            server
+            for server in self._servers
+            if server == current or _address(server) in self._given | others
+        ]
+        new = named - set(map(_address, kept))
+        self._servers = deque([*(f"{scheme}://{address}" for address in new), *kept])
 
     async def _send(self, client: Client) -> None:
         while self._todo:

@@ -10,7 +10,7 @@ from nats.aio.client import Client
 from support.nats import connected, link_to, nats_server
 from support.streams import eventually, running
 
-from events.nats_link import LinkState, NatsLink, Received
+from events.nats_link import MAX_LEARNED, LinkState, NatsLink, Received, _Client
 from events.subjects import Subjects, escape, unescape
 from kvrouter.demo.nats_server import NatsServer
 from kvrouter.demo.processes import free_port
@@ -131,6 +131,34 @@ async def test_the_other_servers_of_a_cluster_are_learned_and_know_us_too() -> N
             assert "cret" not in link.server
             await first.stop()
             await eventually(lambda: link.is_connected and link.server == second.url, within_s=20)
+
+
+def addresses(count: int, start: int = 0) -> list[str]:
+    return [f"10.0.0.{number}:4222" for number in range(start, start + count)]
+
+
+async def test_servers_that_the_cluster_names_no_more_are_forgotten() -> None:
+    """Its pods are replaced again and again, each at an address of its own."""
+    async with nats_server() as server:
+        link = link_to(server.url, "nats://127.0.0.1:9")
+        async with connected(link):
+            client = _Client(must_encrypt=False, learn=link._learn_servers)
+            given, own = ["nats://127.0.0.1:9", server.url], server.url.rpartition("/")[2]
+
+            def known(*named: str) -> list[str]:
+                client.named = [*named]
+                link._learn_servers(client)
+                assert link._servers[-1] == link.server  # the others are tried first
+                return sorted(set(link._servers) - set(given))
+
+            assert set(given) <= set(link._servers)
+            assert known(*addresses(2), own) == [f"nats://{each}" for each in addresses(2)]
+            assert known(*addresses(2, start=1)) == [f"nats://{each}" for each in addresses(2, 1)]
+            assert known(own, "127.0.0.1:9") == []
+            assert len(known(*addresses(2, start=1), "127.0.0.1:9")) == 2
+            assert len(known(own)) == len(known()) == 2  # it has lost them all; they may be back
+            assert len(known(*addresses(200))) == MAX_LEARNED
+            assert set(given) <= set(link._servers)
 
 
 @pytest.mark.parametrize("right", [True, False])
