@@ -154,6 +154,22 @@ class _Client(Client):
         if not initial_connection:
             self._learn(self)
 
+    async def _process_op_err(self, e: Exception) -> None:
+        """The connection is lost.
+
+        What waits to be sent goes nowhere: the library would try it nevertheless, and fail over
+        that before it has closed anything or told anybody. Who waits for it to be sent would wait
+        for ever, as the library ends the task that sends.
+        """
+        self._pending, self._pending_data_size = [], 0
+        try:
+            await super()._process_op_err(e)
+        finally:
+            while self._flush_queue is not None and not self._flush_queue.empty():
+                sent = self._flush_queue.get_nowait()
+                if not sent.done():
+                    sent.set_result(None)
+
 
 class NatsLink:
     """A connection to one of several servers."""

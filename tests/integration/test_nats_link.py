@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import signal
 from pathlib import Path
 
@@ -131,6 +132,26 @@ async def test_the_other_servers_of_a_cluster_are_learned_and_know_us_too() -> N
             assert "cret" not in link.server
             await first.stop()
             await eventually(lambda: link.is_connected and link.server == second.url, within_s=20)
+
+
+async def test_a_server_that_is_lost_while_much_waits_to_be_sent_is_noticed() -> None:
+    """The library would fail over what waits before it tells of the loss, in a task of its own."""
+    strays: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: strays.append(context))
+    async with nats_server() as server:
+        link = link_to(server.url, ping_s=30.0)
+        async with connected(link):
+            for _ in range(3):
+                server.send_signal(signal.SIGSTOP)
+                for _ in range(3000):
+                    link.publish("a", b"x" * 5000)
+                await eventually(lambda: len(link._todo) < 2500)
+                await server.stop()
+                await eventually(lambda: link.state is LinkState.LOST)
+                await server.start()
+                await eventually(lambda: link.is_connected)
+    gc.collect()
+    assert not strays
 
 
 def addresses(count: int, start: int = 0) -> list[str]:
