@@ -4,7 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 
-.PHONY: help setup demo demo-replicas test test-slow test-vllm check format clean
+COMPILED := .venv-compiled
+
+.PHONY: help setup compiled test-compiled demo demo-replicas test test-slow test-vllm check format clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -17,6 +19,15 @@ $(READY): requirements.txt pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	touch $(READY)
 
+compiled: $(COMPILED)/ready  ## make .venv-compiled: what a decision runs through is compiled
+
+$(COMPILED)/ready: requirements.txt pyproject.toml setup.py $(shell find events indexer kvrouter -name '*.py')
+	$(PYTHON) -m venv $(COMPILED)
+	$(COMPILED)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	KVROUTER_COMPILED=1 $(COMPILED)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --force-reinstall .
+	rm -rf build
+	touch $(COMPILED)/ready
+
 demo: $(READY)  ## four simulated engines and the router, compared with round robin
 	$(BIN)/kvrouter demo
 
@@ -25,6 +36,9 @@ demo-replicas: $(READY)  ## three routers that agree over NATS
 
 test: $(READY)  ## the tests (a few minutes)
 	$(BIN)/python -m pytest
+
+test-compiled: $(COMPILED)/ready  ## the tests, with what a decision runs through compiled
+	KVROUTER_TEST_COMPILED=1 $(COMPILED)/bin/pytest
 
 test-slow: $(READY)  ## the long tests
 	$(BIN)/python -m pytest -m slow --timeout 900
@@ -43,4 +57,4 @@ format: $(READY)  ## put the code into its format
 	$(BIN)/ruff check --fix .
 
 clean:  ## remove what the other targets made
-	rm -rf $(VENV) .venv-vllm .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info build dist
+	rm -rf $(VENV) $(COMPILED) .venv-vllm .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info build dist

@@ -23,9 +23,10 @@ from events import WorkerRank
 from events.replica import Booking, Ledger, blocks_of, sample
 from events.replica.mirror import Key
 from kvrouter.active_blocks import ActiveBlocks, Hold
-from kvrouter.load import IDLE, RECENT_HALF_LIFE_S, Lease, Load, RankLoad, recency
+from kvrouter.load import Lease, Load
 from kvrouter.prefills import Prefills
 from kvrouter.prompt import HASH_BYTES, Prompt
+from kvrouter.rank_load import IDLE, RECENT_HALF_LIFE_S, RankLoad, recency
 
 _FADED_HALF_LIVES = 10
 

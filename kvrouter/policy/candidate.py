@@ -12,7 +12,7 @@ import msgspec
 
 from events import WorkerRank
 from indexer import Overlap
-from kvrouter.load import RankLoad
+from kvrouter.rank_load import RankLoad
 
 
 class TierCredit(msgspec.Struct, frozen=True):

@@ -8,8 +8,8 @@ from typing import Protocol, TypeAlias
 
 import msgspec
 
-from kvrouter.load import RankLoad
 from kvrouter.policy.candidate import Survey
+from kvrouter.rank_load import RankLoad
 
 EQUAL_COST = 1e-9
 """Costs that differ by less, relative to their size, differ by rounding only."""

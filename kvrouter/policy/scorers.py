@@ -8,8 +8,8 @@ from typing import Protocol, TypeAlias
 
 import msgspec
 
-from kvrouter.load import queued_tokens
 from kvrouter.policy.candidate import Survey
+from kvrouter.rank_load import queued_tokens
 
 Terms: TypeAlias = tuple[list[float], ...]
 """A column per term, each with an entry per candidate; an empty one if it is 0 for all."""

@@ -9,8 +9,9 @@ from support.prompts import prompt_of
 from events import WorkerRank
 from events.replica import Ledger, LedgerSettings, Mirror
 from events.replica.mirror import Added, Dropped, Grown, Prefilled
-from kvrouter.load import Lease, Load, Outcome, RankLoad
+from kvrouter.load import Lease, Load, Outcome
 from kvrouter.prompt import Prompt
+from kvrouter.rank_load import RankLoad
 from kvrouter.shared_load import SharedLoad
 
 RANKS = [WorkerRank("a"), WorkerRank("a", 1), WorkerRank("b")]

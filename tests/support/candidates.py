@@ -9,8 +9,8 @@ import msgspec
 from events import WorkerRank
 from indexer import Overlap
 from kvrouter.config import PolicyConfig
-from kvrouter.load import RECENT_HALF_LIFE_S, RankLoad, recency
 from kvrouter.policy import Candidate, Policy, Survey, build_policy
+from kvrouter.rank_load import RECENT_HALF_LIFE_S, RankLoad, recency
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,9 @@ import pytest
 from support.prompts import prompt_of, shared_prompt, unique_prompt
 
 from events import WorkerRank
-from kvrouter.load import IDLE, Lease, Load, Outcome
+from kvrouter.load import Lease, Load, Outcome
 from kvrouter.prompt import Prompt
+from kvrouter.rank_load import IDLE
 
 A = WorkerRank("a")
 B = WorkerRank("b")

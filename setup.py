@@ -1,0 +1,38 @@
+"""Builds the package; with `KVROUTER_COMPILED=1` what a decision runs through is compiled first.
+
+mypyc makes C of typed Python, which needs a C compiler, and mypy and setuptools where this runs
+(`make compiled`). The modules stay what they are: whatever passes here without it passes with it.
+
+Only modules without comparisons of `msgspec.Struct` values can be compiled: mypyc does not know
+that those have an `__eq__`, and compares their identity.
+"""
+
+import os
+
+from setuptools import setup
+
+COMPILED = [
+    "indexer/guesses.py",
+    "indexer/hashing.py",
+    "indexer/lookup.py",
+    "indexer/predicted.py",
+    "kvrouter/active_blocks.py",
+    "kvrouter/load.py",
+    "kvrouter/pace.py",
+    "kvrouter/policy/candidate.py",
+    "kvrouter/policy/compose.py",
+    "kvrouter/policy/decision.py",
+    "kvrouter/policy/filters.py",
+    "kvrouter/policy/pickers.py",
+    "kvrouter/policy/scorers.py",
+    "kvrouter/prompt.py",
+    "kvrouter/scheduler.py",
+]
+
+extensions = []
+if os.environ.get("KVROUTER_COMPILED") == "1":
+    from mypyc.build import mypycify
+
+    extensions = mypycify(COMPILED, opt_level="2")
+
+setup(ext_modules=extensions)
