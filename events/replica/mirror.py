@@ -4,7 +4,9 @@ For each replica there is the seqno that comes next. An `Ops` at it is applied; 
 dropped; one above it, or a beat that says that there is one, is a gap. Then the replica is asked
 for its state, and until that comes `Ops` are applied as they are (better than nothing) and kept, to
 be applied once more on top of the state. A state that does not join up with them is asked for
-again. Questions that stay unanswered are repeated with growing pauses.
+again. Questions that stay unanswered are repeated with growing pauses. A replica that gives states
+from before a seqno again and again, although it was asked after that came, has never been there:
+the seqno was another one's, or garbage, and the state is believed.
 
 The beginning is no gap: a replica whose first message is its very first one has no other bookings.
 
@@ -92,6 +94,8 @@ class MirrorSettings(msgspec.Struct, frozen=True):
     ask_again_max_s: float = 5.0
     max_kept: int = 1024
     """`Ops` to keep while a state is awaited; beyond that another state is needed."""
+    max_older: int = 3
+    """States from before the latest seqno, since that came; one more is believed."""
 
 
 class MirrorStats(msgspec.Struct):
@@ -114,12 +118,18 @@ class _Remote:
         self.epoch = epoch
         self.heard_at = now
         self.last = 0
+        self.older_states = 0
         self.asking = False
         self.ask_at = 0.0
         self.pause_s = settings.ask_again_s
         self.kept: deque[Ops] = deque(maxlen=settings.max_kept)
         self.parts: dict[int, State] = {}
         self.leases: dict[int, Booking] = {}
+
+    def rise(self, seqno: int) -> None:
+        """So much is known to have been said."""
+        self.last = seqno
+        self.older_states = 0
 
 
 class Mirror:
@@ -172,7 +182,7 @@ class Mirror:
         elif isinstance(message, Beat):
             if message.seqno > remote.last:
                 self._miss(message.replica, remote, now, out)
-                remote.last = message.seqno
+                remote.rise(message.seqno)
         elif isinstance(message, State):
             self._take_state(message, remote, now, out)
         return out
@@ -222,7 +232,7 @@ class Mirror:
             return
         if message.seqno > remote.last + 1:
             self._miss(message.replica, remote, now, out)
-        remote.last = message.seqno
+        remote.rise(message.seqno)
         if remote.asking:
             remote.kept.append(message)
         self._apply(message.replica, remote, message.ops, out)
@@ -294,8 +304,12 @@ class Mirror:
         name = message.replica
         later = [ops for ops in remote.kept if ops.seqno > message.seqno]
         if len(later) != max(0, remote.last - message.seqno):  # they rise, up to `last`
-            remote.parts.clear()
-            return  # it is older than the gap; the next answer won't be
+            remote.older_states += 1
+            if remote.older_states <= self._settings.max_older:
+                remote.parts.clear()
+                return  # it is older than the gap; the next answer won't be
+            later = []
+            remote.last = message.seqno
         self.stats.states += 1
         states = [remote.parts[part] for part in range(message.parts)]
         self._replace(name, remote, states, out)

@@ -100,6 +100,20 @@ def test_a_state_from_before_the_gap_is_not_enough() -> None:
     assert hearing.leases() == {4}
 
 
+@pytest.mark.parametrize("never_said", [Beat("other", 1, 10**9), ops(10**9, Book(booking(66)))])
+def test_a_seqno_that_the_replica_was_never_at_is_not_waited_for(never_said: Beat | Ops) -> None:
+    """R3: garbage, or a namesake; what it says when asked is from before, each time."""
+    hearing = Hearing()
+    hearing.hear(ops(1, Book(booking(1))))
+    assert SendAsk("other") in hearing.hear(never_said)
+    for _ in range(4):
+        hearing.wait(10.0)
+        hearing.hear(state(2, 1, 2))
+    assert (hearing.leases(), hearing.mirror.uncertain()) == ({1, 2}, [])
+    hearing.hear(ops(3, Settle(1)))
+    assert hearing.leases() == {2}
+
+
 def test_a_state_in_parts_counts_when_it_is_whole() -> None:
     hearing = Hearing()
     hearing.hear(Beat("other", 1, 9))
