@@ -31,9 +31,12 @@ class OverrunError(BaseException):
 class _Run:
     """One call."""
 
-    __slots__ = ("is_told",)
+    __slots__ = ("is_over", "is_told", "looks")
 
     def __init__(self) -> None:
+        self.looks = 0
+        """How often it was seen running."""
+        self.is_over = False
         self.is_told = False
         """Whether the exception that ends it has been raised in its thread."""
 
@@ -58,45 +61,57 @@ class TimeLimit:
         run = _Run()
         self._threads[run] = threading.get_ident()
         try:
-            result = call(*args, **kwargs)
-        except OverrunError:
-            raise
-        except BaseException:
-            self._end(run)
-            raise
-        self._end(run)
-        return result
-
-    def _end(self, run: _Run) -> None:
-        """Not before an exception that is on its way has come, or it would come to others.
-
-        It comes with the next few instructions, or has come where it was lost: in a finalizer,
-        or in code that catches everything.
-        """
-        if self._threads.pop(run, None) is None:
-            while not run.is_told:
-                time.sleep(_WAIT_S)
-            time.sleep(_WAIT_S)
-            raise OverrunError
+            return call(*args, **kwargs)
+        finally:
+            run.is_over = True
+            if self._threads.pop(run, None) is None:
+                _await_exception(run)
 
     def _begin(self) -> None:
         self._looker = threading.Thread(target=self._look_on, name="time limit", daemon=True)
         self._looker.start()
 
     def _look_on(self) -> None:
-        seen: dict[_Run, int] = {}
+        told: dict[_Run, int] = {}
         while True:
             time.sleep(self.limit_s / LOOKS)
-            seen = {run: seen.get(run, 0) + 1 for run in list(self._threads)}
-            for run in [run for run, looks in seen.items() if looks > LOOKS]:
-                thread = self._threads.pop(run, None)
-                if thread is not None:
-                    _raise_in(thread)
+            for run, thread in told.items():
+                self._watch_again(run, thread)
+            told.clear()
+            for run in list(self._threads):
+                run.looks += 1
+                if run.looks > LOOKS and (thread := self._threads.pop(run, 0)):
+                    if not run.is_over:
+                        _raise_in(thread)
+                        told[run] = thread
                     run.is_told = True
+
+    def _watch_again(self, run: _Run, thread: int) -> None:
+        """Of a call that goes on: the exception may have come where it got lost.
+
+        In a finalizer, in what the garbage collector calls, or in code that catches everything.
+        """
+        run.is_told = False
+        self._threads[run] = thread
+        if run.is_over:  # looked at behind the entry, as it is set before it is taken out
+            self._threads.pop(run, None)
+            run.is_told = True
+
+
+def _await_exception(run: _Run) -> None:
+    """Raise `OverrunError`, or let the exception that is on its way do so.
+
+    It comes with the next few instructions after it was raised, or has come where it got lost.
+    Later it would come to others.
+    """
+    while not run.is_told:
+        time.sleep(_WAIT_S)
+    time.sleep(_WAIT_S)
+    raise OverrunError
 
 
 def _raise_in(thread: int) -> None:
-    """Once per call: it would replace one that has not come yet."""
+    """Replaces one that has not come yet."""
     ctypes.pythonapi.PyThreadState_SetAsyncExc(
         ctypes.c_ulong(thread), ctypes.py_object(OverrunError)
     )

@@ -37,10 +37,15 @@ def test_code_that_catches_exceptions_is_ended_too() -> None:
         LIMIT.run(stubborn)
 
 
-def test_an_exception_that_gets_lost_on_its_way_is_not_waited_for() -> None:
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_an_exception_may_get_lost_on_its_way(*, goes_on: bool) -> None:
+    """In what the garbage collector calls, say: it is not waited for, and comes again."""
+
     def deaf() -> None:
         with contextlib.suppress(BaseException):
             for_ever()
+        while goes_on:
+            pass
 
     with pytest.raises(OverrunError):
         LIMIT.run(deaf)
