@@ -65,6 +65,7 @@ class NatsSource:
         self._answers = subjects.answers(router, number)
         settings = settings or SubscriptionSettings(replay_timeout_s=1.0)
         self._rule = rule
+        self._relay_silent_s = relay_silent_s
         self._core = RelayedStream(rule, settings, relay_silent_s=relay_silent_s)
         self._todo: deque[Command] = deque()
         self._wake = asyncio.Event()
@@ -98,6 +99,17 @@ class NatsSource:
         unix_s = time.time() - (time.monotonic() - self._core.silent_since)
         since = dt.datetime.fromtimestamp(unix_s, dt.UTC).isoformat(timespec="seconds")
         return f"its relay is silent since {since}"
+
+    @property
+    def warning(self) -> str:
+        """Why the events may not be the engine's although they are heard; empty if they should."""
+        rival_at = self._core.rival_heard_at
+        if rival_at is None or time.monotonic() >= rival_at + self._relay_silent_s:
+            return ""
+        return (
+            f"two relays publish as {self.rank.worker}, and the one that began last is followed: "
+            "one is to be stopped, or to have another name"
+        )
 
     @property
     def place(self) -> dict[str, str | None]:

@@ -106,6 +106,7 @@ class RelayedStream:
     Call `tick` when `deadline()` has come. `rule` is the version of our own hash rule.
     `silent_since` is when the relay was last heard if it is lost for its silence, else None;
     `other_rule` is the hash rule of a relay that cannot be used, if no other was heard since.
+    `rival_heard_at` is when another relay of this rank was last heard, with an older beginning.
     """
 
     def __init__(
@@ -119,6 +120,7 @@ class RelayedStream:
         self.epoch = 0
         self.silent_since: float | None = None
         self.other_rule: int | None = None
+        self.rival_heard_at: float | None = None
         self._rule = rule
         self._other_rule_epoch: int | None = None
         self._settings = settings or SubscriptionSettings()
@@ -269,7 +271,8 @@ class RelayedStream:
     def _ignore_older(self, message: Batch | Head, now: float) -> None:
         self.stats.duplicates += 1
         if isinstance(message, Head) and now >= self._epoch_since + self._relay_silent_s:
-            self._out.append(  # nothing is late for so long
+            self.rival_heard_at = now  # nothing is late for so long
+            self._out.append(
                 Complain("two relays publish the events of this engine; one is to be stopped")
             )
 
@@ -279,6 +282,7 @@ class RelayedStream:
             detail = older if epoch < self.epoch else "the relay has begun anew"
             self._drop_blocks(ResyncReason.RESTART, detail)
         self.epoch, self._epoch_since = epoch, now
+        self.rival_heard_at = None
         self._next, self._head = 0, 0
         self._waiting.clear()
 

@@ -132,6 +132,11 @@ class ZmqSource:
         return "no connection to the event stream"
 
     @property
+    def warning(self) -> str:
+        """Nothing: who listens at an endpoint of the engine hears this engine."""
+        return ""
+
+    @property
     def place(self) -> dict[str, str | None]:
         """Where it listens, for people."""
         return {"endpoint": self.endpoint, "replay_endpoint": self.replay_endpoint}

@@ -23,6 +23,10 @@ class Source(Protocol):
         """Why there is no connection to the stream, in words."""
 
     @property
+    def warning(self) -> str:
+        """Why the events may not be the engine's although they are heard; empty if they should."""
+
+    @property
     def place(self) -> dict[str, str | None]:
         """Where it listens, for people."""
 

@@ -131,7 +131,7 @@ def judge(pool: Pool, rank: WorkerRank, state: RankState) -> tuple[Verdict, str]
         return Verdict.BLIND, "no KV events: prefixes are guessed from routing alone"
     if state.stream in (None, StreamState.CONNECTING):
         return Verdict.DEGRADED, state.source.absence
-    problem = _STREAM_PROBLEMS.get(state.stream) or _tokenizer_problem(pool)
+    problem = _STREAM_PROBLEMS.get(state.stream) or state.source.warning or _tokenizer_problem(pool)
     if problem:
         return Verdict.DEGRADED, problem
     verdict = state.proof.verdict

@@ -14,7 +14,7 @@ from support.streams import eventually
 from events import BlocksRemoved, BlocksStored, EventBatch, WorkerRank, decode_batch
 from events.nats_link import NatsLink
 from events.nats_source import NatsSource
-from events.relayed import RELAY_SILENT_S
+from events.relayed import RELAY_SILENT_S, Head, encode
 from events.stream import ResyncReason, StreamState, SubscriptionSettings
 from events.subjects import Subjects
 from indexer import RadixIndex, block_hashes
@@ -324,6 +324,21 @@ async def test_a_relay_that_falls_silent_is_lost_and_its_engines_old_blocks_go_w
         rig.relay.on_resync(RANK, ResyncReason.RESTART)
         rig.link.lose = lambda _: False
         await eventually(lambda: sink.index.blocks(RANK) == 0 and source.state is StreamState.LIVE)
+
+
+async def test_two_relays_of_one_rank_are_told_of_for_as_long_as_there_are_two(rig: Rig) -> None:
+    rig.relay_silent_s = 0.5
+    older = encode(Head(1, 0, "live", rig.rule))
+    async with rig.source() as (source, _):
+        await eventually(lambda: source.state is StreamState.LIVE)
+
+        def hears_both() -> bool:
+            rig.link.publish(SUBJECTS.events(RANK.worker, RANK.dp_rank), older)
+            return "two relays publish" in source.warning
+
+        await eventually(hears_both)
+        await eventually(lambda: not source.warning)
+        assert source.state is StreamState.LIVE
 
 
 async def test_how_the_relay_hears_the_engine_is_seen_at_the_router(rig: Rig) -> None:

@@ -23,6 +23,7 @@ class FakeSource:
     def __init__(self) -> None:
         self.stats = StreamStats()
         self.absence = "no connection"
+        self.warning = ""
         self.expected = 0
         self.resyncs = 0
 

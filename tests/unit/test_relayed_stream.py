@@ -164,7 +164,9 @@ def test_two_living_relays_of_one_engine_are_told_of_and_the_later_is_followed()
     (complaint,) = core.live(head(5), 30.1)
     assert isinstance(complaint, Complain)
     assert "two relays" in complaint.detail
-    assert (core.epoch, core.state) == (2, StreamState.LIVE)
+    assert (core.epoch, core.state, core.rival_heard_at) == (2, StreamState.LIVE, 30.1)
+    core.live(head(5), 60.0)  # the later one has stopped
+    assert (core.epoch, core.rival_heard_at) == (1, None)
 
 
 def test_answers_of_two_relays_to_one_question_are_not_mixed() -> None:

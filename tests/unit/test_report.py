@@ -29,7 +29,7 @@ def test_each_view_short_of_exact_has_a_reason() -> None:
 
     assert judged()[0] is Verdict.BLIND
     assert "no KV events" in judged()[1]
-    state.source = FakeSource()
+    state.source = source = FakeSource()
     assert "no connection" in judged()[1]
     for stream, word in (
         (StreamState.CONNECTING, "no connection"),
@@ -40,6 +40,9 @@ def test_each_view_short_of_exact_has_a_reason() -> None:
         assert judged()[0] is Verdict.DEGRADED
         assert word in judged()[1]
     state.stream = StreamState.LIVE
+    source.warning = "two relays publish"
+    assert judged() == (Verdict.DEGRADED, "two relays publish")
+    source.warning = ""
     pool.tokenizer_problem = "no such folder"
     assert judged() == (Verdict.DEGRADED, "tokenizer: no such folder")
     pool.tokenizer = ModelTokenizer.load(TINYMODEL)
