@@ -266,7 +266,7 @@ class Followed:
 
     def __init__(self) -> None:
         self.stats = StreamStats()
-        self.absence = ""
+        self.absence = self.warning = ""
         self.place: dict[str, str | None] = {}
 
     def position(self) -> Position:
