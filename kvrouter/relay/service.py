@@ -62,10 +62,6 @@ class Relay:
         link.watch(self._link_changed)
         link.subscribe(subjects.who, self._asked_who)
 
-    def announces(self, worker: str) -> bool:
-        """Whether routers are told of this worker."""
-        return worker in self._engines
-
     def announce(self, worker: str, url: str, facts: WorkerFacts) -> None:
         """Tell routers of this worker from now on; they must be able to reach its URL."""
         self._engines[worker] = url, facts
@@ -265,15 +261,13 @@ class RelayedEngine:
         self._doubt.looked(time.monotonic(), answered_all=not learned.unanswered)
         facts = self._facts = learned.facts
         self._listeners.listen(facts)
-        publishes = any(endpoint is not None for endpoint in facts.events.values())
-        if not publishes:
+        if all(endpoint is None for endpoint in facts.events.values()):
             self._doubt.arise()
             self._warn_once("; ".join(facts.notes))
         elif self._problem:
             log.info("engine %s: its events can be had again", self.name)
             self._problem = ""
-        can_be_reached = socket_path(self._config.url) is None
-        if can_be_reached and (publishes or self._relay.announces(self.name)):
+        if socket_path(self._config.url) is None:  # else no other host can reach it
             self._relay.announce(self.name, self._config.url, facts)
 
     def _warn_once(self, problem: str) -> None:
