@@ -179,6 +179,7 @@ class NatsLink:
         self.state = LinkState.CONNECTING
         self.state_since = time.time()
         self.problem = ""
+        self._cause: Exception | None = None  # of a failed connect, where the library tells of it
         self.server = ""
         self.max_payload = 2**20
         self._settings = settings
@@ -266,6 +267,7 @@ class NatsLink:
 
         self._lost.clear()
         self._is_sent_away = False
+        self._cause = None
         try:
             await client.connect(
                 servers=[server],
@@ -297,6 +299,8 @@ class NatsLink:
 
     def _cannot_connect(self, server: str, error: Exception) -> None:
         self.stats.failed_connects += 1
+        if isinstance(error, nats.errors.NoServersError):  # as is true after any failure
+            error = self._cause or error
         problem = f"{server}: {_words(error)}"
         # Of several servers that are all gone each has a problem of its own, again and again.
         if problem != self.problem and self._failures.due(time.monotonic()):
@@ -321,6 +325,7 @@ class NatsLink:
                 log.warning("NATS: %s (%d such since the last line)", error, times)
             self.problem = str(error)
         else:
+            self._cause = error
             log.debug("NATS: %r", error)
 
     async def _serve(self, client: _Client) -> None:

@@ -259,6 +259,7 @@ class RelayedEngine:
             self._warn_once(str(error))
             return
         self._doubt.looked(time.monotonic(), answered_all=not learned.unanswered)
+        is_new = self._facts is None
         facts = self._facts = learned.facts
         self._listeners.listen(facts)
         if all(endpoint is None for endpoint in facts.events.values()):
@@ -267,8 +268,14 @@ class RelayedEngine:
         elif self._problem:
             log.info("engine %s: its events can be had again", self.name)
             self._problem = ""
-        if socket_path(self._config.url) is None:  # else no other host can reach it
+        if socket_path(self._config.url) is None:
             self._relay.announce(self.name, self._config.url, facts)
+        elif is_new:
+            log.info(
+                "engine %s: not announced, as no other host can reach a unix socket: "
+                "routers of this host have to be given it",
+                self.name,
+            )
 
     def _warn_once(self, problem: str) -> None:
         """Say why there may be no events to relay; once, until there are again."""

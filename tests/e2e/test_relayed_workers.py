@@ -296,13 +296,15 @@ async def test_an_engine_without_events_is_announced_too(server: NatsServer) -> 
     """There is nothing to relay, but it can take requests."""
     silent = replace(engine_settings(), kv_events_port=None)
     discover = {"servers": [server.url], "discover": True}
-    async with group(engines=1, routers=0, settings=silent, nats=discover) as made:
-        async with relay_for(made, server):
-            made.tables["workers"] = []
-            router = await made.add_router()
-            await until(lambda: len(router.fleet.ranks) == 1)
-            await until(lambda: router.fleet.pools["tiny"].tokenizer is not None)
-            assert (await made.chat(router, TEXT)).status == 200
+    async with (
+        group(engines=1, routers=0, settings=silent, nats=discover) as made,
+        relay_for(made, server),
+    ):
+        made.tables["workers"] = []
+        router = await made.add_router()
+        await until(lambda: len(router.fleet.ranks) == 1)
+        await until(lambda: router.fleet.pools["tiny"].tokenizer is not None)
+        assert (await made.chat(router, TEXT)).status == 200
 
 
 async def test_a_worker_that_does_not_tell_what_it_is_is_known_from_its_relay(

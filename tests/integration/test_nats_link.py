@@ -70,6 +70,7 @@ async def test_a_server_that_is_not_there_yet_is_waited_for_and_blocks_nobody() 
         assert not link.publish("a", b"lost")
         assert link.stats.unsent == 1
         assert link.problem.startswith(server.url)
+        await eventually(lambda: "Errno" in link.problem)  # not only "no servers"
         await server.start()
         await eventually(lambda: link.is_connected)
         assert link.publish("a", b"heard")
