@@ -18,6 +18,8 @@ from random import Random
 from typing import Any
 from urllib.parse import urlsplit
 
+import msgspec
+
 from kvrouter.openai.body import Endpoint, RequestBody
 from kvrouter.prompt import Fidelity, Prompt
 from kvrouter.tokenize.backend import EncoderReport
@@ -139,10 +141,17 @@ class RemoteTokenizer:
             raise _RefusedError(f"status {response.status}")
         if response.status != _OK:
             raise ValueError(f"status {response.status}")
-        ids = as_ids(json.loads(answer).get("tokens"))
+        try:
+            ids = as_ids(msgspec.json.decode(answer, type=_Answer).tokens)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise ValueError(f"its answer is none: {error}") from error
         if ids is None:
             raise ValueError("no tokens in the answer")
         return ids
+
+
+class _Answer(msgspec.Struct):
+    tokens: list[Any]
 
 
 class _RefusedError(ValueError):

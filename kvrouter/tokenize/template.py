@@ -57,11 +57,11 @@ class ChatTemplate:
         try:
             self._template = limit.run(_ENVIRONMENT.from_string, source)
             tree = limit.run(_ENVIRONMENT.parse, source)
-        except (jinja2.TemplateError, RecursionError) as error:
-            raise TemplateError(f"the chat template does not compile: {error}") from error
         except OverrunError:
             message = f"the chat template does not compile within {limit.limit_s:g} s"
             raise TemplateError(message) from None
+        except Exception as error:  # Python's compiler has limits of its own, as for nested loops
+            raise TemplateError(f"the chat template does not compile: {error}") from error
         # The library looks through several layers of them for each rendering; they don't change.
         self._template.globals = dict(self._template.globals)
         self._special_tokens = dict(special_tokens)

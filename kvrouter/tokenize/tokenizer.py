@@ -80,7 +80,7 @@ class ModelTokenizer:
     def __init__(
         self,
         backend: Ladder,
-        templates: Mapping[str, ChatTemplate],
+        templates: Mapping[str, ChatTemplate | None],
         *,
         around: Around = NOTHING_AROUND,
         content_format: ContentFormat | None = None,
@@ -133,11 +133,12 @@ class ModelTokenizer:
             except TemplateError as error:
                 files = replace(files, templates={})
                 problem = f"{chat_template}: {error}"
-        templates: dict[str, ChatTemplate] = {}
+        templates: dict[str, ChatTemplate | None] = {}
         for name, source in files.templates.items():
             try:
                 templates[name] = _compiled(source, files.special_tokens, rendering)
             except TemplateError as error:
+                templates[name] = None
                 problem = str(error)
         hf = HfBackend.load(files)
         if backends is None:
@@ -286,8 +287,9 @@ class ModelTokenizer:
         return _prompt(ids, namespace, chat.doubts, prompt_tokens=len(ids) + behind)
 
     def _template(self, chat: Chat) -> ChatTemplate | None:
-        named = self._templates.get(TOOL_USE) if chat.tools is not None else None
-        return named or self._templates.get(DEFAULT)
+        """What the engine renders it by; None if there is none, or it is broken."""
+        is_for_tools = chat.tools is not None and TOOL_USE in self._templates
+        return self._templates.get(TOOL_USE if is_for_tools else DEFAULT)
 
     def _render(self, template: ChatTemplate, chat: Chat) -> str:
         shown = conversation(chat.messages, self._content_format or template.content_format)
@@ -447,10 +449,10 @@ _SAMPLE_CHAT = [
 ]
 
 
-def _rendered_samples(templates: Iterable[ChatTemplate]) -> list[str]:
+def _rendered_samples(templates: Iterable[ChatTemplate | None]) -> list[str]:
     """A chat as each template renders it; a template that refuses it is left out."""
     texts = []
-    for template in templates:
+    for template in filter(None, templates):
         shown = conversation(_SAMPLE_CHAT, template.content_format)
         for messages in (shown, shown[1:], shown[1:2]):
             try:

@@ -19,10 +19,12 @@ class Answers(BaseHTTPRequestHandler):
     """Answers with the server's status, and three tokens."""
 
     status = 200
+    answer: object = {"tokens": [1, 2, 3]}
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["content-length"]))
-        body = json.dumps({"tokens": [1, 2, 3]}).encode()
+        said = type(self).answer
+        body = said if isinstance(said, bytes) else json.dumps(said).encode()
         self.send_response(type(self).status)
         self.send_header("content-length", str(len(body)))
         self.end_headers()
@@ -88,6 +90,28 @@ def test_a_prompt_that_an_engine_refuses_says_nothing_of_the_others() -> None:
         tokenizer = RemoteTokenizer("m", lambda: [url])
         assert tokenizer.prompt(completion()).fidelity is Fidelity.BLIND
         assert tokenizer.chat_problem == ""
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        *([1, 2], None, "tokens", {}, {"tokens": None}, {"tokens": ["a"]}, {"tokens": [-1]}),
+        *({"tokens": [2**40]}, b"", b"\xff", b"[" * 100_000, b'{"tokens": ' + b"[" * 100_000),
+    ],
+    ids=lambda said: repr(said)[:20],
+)
+def test_whatever_is_no_answer_is_a_reason(said: object) -> None:
+    """Something else than vLLM may listen there."""
+
+    class Engine(Answers):
+        answer = said
+
+    with engine(Engine) as url:
+        tokenizer = RemoteTokenizer("m", lambda: [url])
+        prompt = tokenizer.prompt(completion())
+        assert (prompt.fidelity, prompt.prompt_tokens) == (Fidelity.APPROXIMATE, 6)
+        assert "/tokenize failed" in prompt.reason
+        assert tokenizer.report.resting == 1
 
 
 def test_an_engine_that_does_not_answer_is_not_asked_by_each_prompt() -> None:

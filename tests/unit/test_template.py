@@ -202,6 +202,21 @@ def test_a_template_knows_the_developer_when_it_names_it(source: str, knows: boo
 
 
 @pytest.mark.parametrize(
+    "source",
+    [
+        "{% for i in x %}" * 25 + "{% endfor %}" * 25,  # Python nests blocks twenty deep
+        "{{ " + "9" * 5000 + " }}",
+        "{% if x %}" * 120 + "{% endif %}" * 120,
+    ],
+    ids=["loops", "digits", "ifs"],
+)
+def test_what_python_cannot_compile_is_a_broken_template(source: str) -> None:
+    """Its compiler has limits of its own, and errors that jinja2 does not know."""
+    with pytest.raises(TemplateError, match="does not compile"):
+        ChatTemplate(source, {})
+
+
+@pytest.mark.parametrize(
     "expression",
     [
         *(

@@ -341,6 +341,14 @@ def test_tools_take_the_template_of_that_name(tmp_path: Path) -> None:
     assert text_of(tokenizer.prompt(request(messages=[said("a")], tools=[TOOL]))) == "tools"
 
 
+def test_a_broken_template_for_tools_costs_chats_with_tools_only(tmp_path: Path) -> None:
+    names = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "{%"}]
+    tokenizer = with_template(tmp_path, names)  # type: ignore[arg-type]  # the list is the point
+    assert text_of(tokenizer.prompt(request(messages=[said("a")]))) == "plain"
+    prompt = tokenizer.prompt(request(messages=[said("a")], tools=[TOOL]))
+    assert (prompt.fidelity, prompt.reason) == (Fidelity.BLIND, tokenizer.chat_problem)
+
+
 def test_the_content_format_can_be_told() -> None:
     """As with the engine's own option."""
     tokenizer = ModelTokenizer.load(str(TINY), content_format=ContentFormat.OPENAI)
