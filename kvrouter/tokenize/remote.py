@@ -5,12 +5,14 @@ this is for models that the router can't tokenize. The answer is exact. An engin
 answer is left alone for a while, and so are the prompts when none does.
 """
 
+import contextlib
 import http.client
 import itertools
 import json
 import logging
 import socket
 import ssl
+import threading
 import time
 from array import array
 from collections.abc import Callable, Sequence
@@ -30,6 +32,8 @@ from kvrouter.tokenize.tokenizer import CHATS, blind, by_length
 from kvrouter.worker_url import socket_path
 
 TIMEOUT_S = 4.0
+_MAX_ANSWER_BYTES = 64 * 1024 * 1024
+"""Of some ten million ids."""
 _PATH = "/tokenize"
 _OK = 200
 _REFUSALS = (400, 413, 422)
@@ -86,7 +90,7 @@ class RemoteTokenizer:
         ids = given_ids(request)
         if ids is not None:
             return Prompt(ids, namespace=namespace)
-        question, doubts = _question(request)
+        question, doubts = _question(self._model, request)
         if question is None:
             return blind(request, "the engine can't be asked for this prompt")
         urls = self._urls()
@@ -95,7 +99,7 @@ class RemoteTokenizer:
             problem = self.chat_problem if urls else "no engine is ready"
             return by_length(request, f"no engine is asked: {problem}")
         try:
-            ids = self._answer(url, {"model": self._model, **question})
+            ids = self._answer(url, question)
         except _RefusedError as error:
             self._failed += 1
             return blind(request, f"the engine's {_PATH} failed: {error}")
@@ -113,7 +117,7 @@ class RemoteTokenizer:
             _LOG.warning("model %s: prompts are routed by load: %s", self._model, problem)
         self.chat_problem = problem
 
-    def _answer(self, url: str, question: dict[str, Any]) -> "array[int]":
+    def _answer(self, url: str, question: bytes) -> "array[int]":
         """Raises `_RefusedError`, or `_UnansweredError`; the engine rests then."""
         asked_at = self._clock()
         try:
@@ -127,15 +131,20 @@ class RemoteTokenizer:
         self._rests.answered(url)
         return ids
 
-    def _ask(self, url: str, question: dict[str, Any]) -> "array[int]":
+    def _ask(self, url: str, question: bytes) -> "array[int]":
         """Raises OSError, HTTPException or ValueError; `_RefusedError` is the prompt's fault."""
         connection = _connection(url, self._tls)
+        connection.connect()
+        # The socket's own limit holds for each piece of an answer, of which there may be many.
+        limit = threading.Timer(TIMEOUT_S, _cut_off, (connection.sock,))
+        limit.daemon = True
+        limit.start()
         try:
-            body = json.dumps(question).encode()
-            connection.request("POST", _PATH, body, {"Content-Type": "application/json"})
+            connection.request("POST", _PATH, question, {"Content-Type": "application/json"})
             response = connection.getresponse()
-            answer = response.read()
+            answer = response.read(_MAX_ANSWER_BYTES)
         finally:
+            limit.cancel()
             connection.close()
         if response.status in _REFUSALS:
             raise _RefusedError(f"status {response.status}")
@@ -176,6 +185,12 @@ class _SocketConnection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
+def _cut_off(connection: socket.socket) -> None:
+    """End it from another thread: whoever reads from it gets an error, or the end."""
+    with contextlib.suppress(OSError):
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)  # a TLS one's own says goodbye first
+
+
 def _connection(url: str, tls: ssl.SSLContext | None) -> http.client.HTTPConnection:
     path = socket_path(url)
     if path is not None:
@@ -186,8 +201,18 @@ def _connection(url: str, tls: ssl.SSLContext | None) -> http.client.HTTPConnect
     return http.client.HTTPConnection(address.netloc, timeout=TIMEOUT_S)
 
 
-def _question(request: RequestBody) -> tuple[dict[str, Any] | None, list[str]]:
-    """What to ask, and what makes the answer doubtful."""
+def _question(model: str, request: RequestBody) -> tuple[bytes | None, list[str]]:
+    """What to ask, None if that can't be said, and what makes the answer doubtful."""
+    fields, doubts = _fields(request)
+    if fields is None:
+        return None, []
+    try:
+        return json.dumps({"model": model, **fields}).encode(), doubts
+    except RecursionError:  # what reads bodies goes deeper
+        return None, []
+
+
+def _fields(request: RequestBody) -> tuple[dict[str, Any] | None, list[str]]:
     if request.endpoint is Endpoint.COMPLETIONS:
         prompt = request.prompt
         if not isinstance(prompt, str) or request.get("truncate_prompt_tokens") is not None:

@@ -66,6 +66,9 @@ _HARMONY = "gpt_oss"
 _SPEEDS = {"fastokens": 20}
 _OVERRAN_SPEED = 0.001
 """A chat template that did not end once is not rendered on the event loop any more."""
+_SMALL_BYTES = 100_000
+"""More than is ever rendered on the event loop. That a second is not enough for hundreds of
+thousands of messages says nothing about a template."""
 
 _PLAIN_MESSAGE = {"role": "user", "content": "Hello"}
 
@@ -211,9 +214,9 @@ class ModelTokenizer:
         except (UnreadableMessagesError, TemplateRefusedError) as error:
             return blind(request, f"the engine will refuse it: {error}"[:200])
         except TemplateOverrunError as error:
-            if not self._overran:
+            if request.size <= _SMALL_BYTES and not self._overran:
                 _LOG.warning("a chat of %d bytes is judged by its length: %s", request.size, error)
-            self._overran = True
+                self._overran = True
             return by_length(request, str(error))
         except EncodeError as error:
             return by_length(request, str(error))

@@ -1,5 +1,6 @@
 """Asking an engine for the ids of a prompt, over HTTP."""
 
+import contextlib
 import json
 import logging
 import threading
@@ -9,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from kvrouter.openai.body import Endpoint, RequestBody, parse_body
+from kvrouter.openai.body import BadBody, Endpoint, RequestBody, parse_body
 from kvrouter.prompt import Fidelity
 from kvrouter.tokenize import RemoteTokenizer
 from kvrouter.tokenize.rests import FIRST_S, MAX_S
@@ -112,6 +113,46 @@ def test_whatever_is_no_answer_is_a_reason(said: object) -> None:
         assert (prompt.fidelity, prompt.prompt_tokens) == (Fidelity.APPROXIMATE, 6)
         assert "/tokenize failed" in prompt.reason
         assert tokenizer.report.resting == 1
+
+
+def test_an_answer_that_drips_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each piece comes in time, and there is no end to them."""
+    monkeypatch.setattr("kvrouter.tokenize.remote.TIMEOUT_S", 0.2)
+    done = threading.Event()
+
+    class Engine(Answers):
+        def do_POST(self) -> None:
+            self.send_response(200)
+            self.send_header("content-length", "1000000")
+            self.end_headers()
+            with contextlib.suppress(OSError):
+                while not done.wait(0.02):
+                    self.wfile.write(b" ")
+
+    with engine(Engine) as url:
+        tokenizer = RemoteTokenizer("m", lambda: [url])
+        prompt = tokenizer.prompt(completion())
+        done.set()
+    assert prompt.fidelity is Fidelity.APPROXIMATE
+    assert tokenizer.report.resting == 1
+
+
+def test_a_question_that_json_cannot_hold_is_not_asked() -> None:
+    """What reads bodies may go deeper than what writes questions."""
+
+    def nested(deep: int) -> RequestBody:
+        inner = b'{"a":' * deep + b"1" + b"}" * deep
+        start = b'{"messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": '
+        return parse_body(Endpoint.CHAT, start + inner + b"}")
+
+    deepest, body = 2000, None
+    while body is None:
+        with contextlib.suppress(BadBody):
+            body = nested(deepest)
+        deepest -= 1
+    prompt = RemoteTokenizer("m", lambda: ["http://127.0.0.1:9"]).prompt(body)
+    assert len(prompt.token_ids) == 0
+    assert prompt.fidelity is not Fidelity.EXACT
 
 
 def test_an_engine_that_does_not_answer_is_not_asked_by_each_prompt() -> None:

@@ -324,6 +324,9 @@ def test_a_chat_over_which_the_template_does_not_end_is_judged_by_its_length(
     template = "{% if messages|length > 1 %}" + ENDLESS + "{% endif %}{{ messages[0].content }}"
     tokenizer = with_template(tmp_path, template, rendering=TimeLimit(0.05))
     assert (tokenizer.chat_problem, tokenizer.speed) == ("", 1)
+    large = request(messages=[said("hi"), said("x" * 200_000)])
+    assert tokenizer.prompt(large).fidelity is Fidelity.APPROXIMATE
+    assert tokenizer.speed == 1  # a second may be too little for what is so large
     body = request(messages=[said("hi"), said("again")])
     for _ in range(2):
         prompt = tokenizer.prompt(body)
