@@ -247,9 +247,6 @@ def outcome(rendered: Callable[[], str]) -> str:
         return "refused"
 
 
-@pytest.mark.filterwarnings(
-    "ignore::pytest.PytestUnraisableExceptionWarning"
-)  # lost in a collector
 @pytest.mark.parametrize(
     "source",
     [
