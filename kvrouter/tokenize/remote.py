@@ -37,6 +37,8 @@ _MAX_ANSWER_BYTES = 64 * 1024 * 1024
 _PATH = "/tokenize"
 _OK = 200
 _REFUSALS = (400, 413, 422)
+_STUMBLE = 500
+"""The engine is there, but not up to this prompt; whose fault that is nobody knows."""
 _LOG = logging.getLogger(__name__)
 
 
@@ -118,11 +120,15 @@ class RemoteTokenizer:
         self.chat_problem = problem
 
     def _answer(self, url: str, question: bytes) -> "array[int]":
-        """Raises `_RefusedError`, or `_UnansweredError`; the engine rests then."""
+        """Raises `_RefusedError` or `_UnansweredError`.
+
+        The engine rests if it is not there for others either. What one prompt brings about must not
+        cost those of other clients their answers.
+        """
         asked_at = self._clock()
         try:
             ids = self._ask(url, question)
-        except _RefusedError:
+        except (_RefusedError, _UnansweredError):
             self._rests.answered(url)
             raise
         except (OSError, http.client.HTTPException, ValueError) as error:
@@ -132,7 +138,10 @@ class RemoteTokenizer:
         return ids
 
     def _ask(self, url: str, question: bytes) -> "array[int]":
-        """Raises OSError, HTTPException or ValueError; `_RefusedError` is the prompt's fault."""
+        """Raises OSError, HTTPException or ValueError.
+
+        For this prompt alone `_RefusedError` or `_UnansweredError`.
+        """
         connection = _connection(url, self._tls)
         connection.connect()
         # The socket's own limit holds for each piece of an answer, of which there may be many.
@@ -148,6 +157,8 @@ class RemoteTokenizer:
             connection.close()
         if response.status in _REFUSALS:
             raise _RefusedError(f"status {response.status}")
+        if response.status == _STUMBLE:
+            raise _UnansweredError(f"status {response.status}")
         if response.status != _OK:
             raise ValueError(f"status {response.status}")
         try:

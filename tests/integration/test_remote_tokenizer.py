@@ -178,9 +178,28 @@ def test_an_engine_that_does_not_answer_is_not_asked_by_each_prompt() -> None:
         assert tokenizer.report.resting == 0
 
 
+def test_a_prompt_at_which_the_engine_stumbles_costs_no_other_its_answer(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Stumbles(Answers):
+        status = 500
+
+    with engine(Stumbles) as url, caplog.at_level(logging.WARNING):
+        tokenizer = RemoteTokenizer("m", lambda: [url], clock=Clock())
+        for _ in range(2):
+            prompt = tokenizer.prompt(completion())
+            assert (prompt.fidelity, prompt.prompt_tokens) == (Fidelity.APPROXIMATE, 6)
+            assert "status 500" in prompt.reason
+        assert "status 500" in tokenizer.chat_problem
+        Stumbles.status = 200
+        assert list(tokenizer.prompt(completion()).token_ids) == [1, 2, 3]
+    assert (tokenizer.report.failed, tokenizer.chat_problem) == (2, "")
+    assert len(caplog.messages) == 1
+
+
 def test_another_engine_is_asked_while_one_rests() -> None:
     class Broken(Answers):
-        status = 500
+        status = 502
 
     with engine(Broken) as broken, engine(Answers) as good:
         tokenizer = RemoteTokenizer("m", lambda: [broken, good], clock=Clock())
