@@ -31,7 +31,7 @@ from indexer.run import Run, ones
 from indexer.tree import Node, Span
 
 FORMAT_VERSION = 1
-CHUNK_BLOCKS = 4096
+CHUNK_BLOCKS = 2048
 CHUNK_SEGMENTS = 512
 
 
