@@ -10,6 +10,7 @@ import logging
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from kvrouter.tokenize import parity
 from kvrouter.tokenize.backend import (
@@ -35,6 +36,12 @@ class LadderStats:
     """Texts that the backend could not encode; the reference did."""
 
 
+class _Sample(NamedTuple):
+    text: str
+    ids: "array[int]"
+    by: Backend
+
+
 class Ladder:
     """Backends from the fastest to the reference, which is the last one; the first is in use.
 
@@ -55,7 +62,7 @@ class Ladder:
         self._reference = steps[-1]
         self._check_every = check_every if len(steps) > 1 else 0
         self._turn = itertools.count(1)  # `next` is atomic
-        self._sample: tuple[str, array[int]] | None = None
+        self._sample: _Sample | None = None
         self.reason = reason
         self.stats = LadderStats()
 
@@ -83,7 +90,7 @@ class Ladder:
                 self._say(str(error))
             return self._reference.encode(text)
         if self._check_every and next(self._turn) % self._check_every == 0:
-            self._sample = (text, ids)
+            self._sample = _Sample(text, ids, backend)
         return ids
 
     def _encoded(self, backend: Backend, text: str, allowance: Allowance | None) -> "array[int]":
@@ -103,14 +110,14 @@ class Ladder:
         sample, self._sample = self._sample, None
         if sample is None:
             return
-        text, ids = sample
-        expected = _encoded(self._reference, text)
+        expected = _encoded(self._reference, sample.text)
         if expected is None:
             return
         self.stats.checked += 1
-        if ids != expected:
+        if sample.ids != expected:
             self.stats.mismatched += 1
-            self._step_down(text, expected)
+            if sample.by is self._steps[0]:  # else it has been put aside meanwhile
+                self._step_down(sample.text, expected)
 
     def _step_down(self, text: str, expected: "array[int]") -> None:
         """Take the next backend that is right about this text."""

@@ -97,6 +97,20 @@ def test_one_that_panicked_is_not_asked_again(caplog: pytest.LogCaptureFixture) 
     assert len(fast.texts) == 1
 
 
+def test_a_sample_of_a_backend_that_was_put_aside_blames_no_other(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Two samples of a wrong backend are compared at the same time, or one after it panicked."""
+    fast = Letters("fast", wrong="x", refused="y", panics=True)
+    all_three = ladder(fast, Letters("also"), Letters("hf"))
+    all_three.encode("x")
+    all_three.encode("y")
+    assert all_three.name == "also"
+    all_three.check_sample()
+    assert (all_three.name, all_three.stats.mismatched) == ("also", 1)
+    assert "also gave" not in caplog.text
+
+
 def test_a_sample_that_the_reference_can_not_encode_says_nothing() -> None:
     both = ladder(Letters("fast"), Letters("hf", refused="x"))
     both.encode("x")
