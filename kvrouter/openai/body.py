@@ -101,13 +101,14 @@ class RequestBody:
     for use by two threads at once.
     """
 
-    __slots__ = ("_decoded", "_fields", "endpoint", "size")
+    __slots__ = ("_body", "_decoded", "_fields", "endpoint", "size")
 
-    def __init__(self, endpoint: Endpoint, fields: _Fields, size: int) -> None:
+    def __init__(self, endpoint: Endpoint, fields: _Fields, body: bytes) -> None:
         self._fields = fields
         self._decoded: dict[str, Any] = {}
+        self._body = body
         self.endpoint = endpoint
-        self.size = size
+        self.size = len(body)
         """Bytes of the body."""
 
     def get(self, name: str) -> Any:
@@ -121,9 +122,18 @@ class RequestBody:
         return value
 
     def raw(self, name: str) -> bytes:
-        """The JSON of a field as it came; empty when it is absent."""
+        """The JSON of a field; empty when it is absent.
+
+        As it came, if it is plain JSON: however long the body is, the beginning of a conversation
+        is the same.
+        """
         value = getattr(self._fields, name)
-        return bytes(memoryview(value)) if isinstance(value, Raw) else json.dumps(value).encode()
+        if not isinstance(value, Raw):
+            try:
+                value = getattr(_SCAN.decode(self._body), name)
+            except (msgspec.MsgspecError, RecursionError):
+                return json.dumps(value, separators=(",", ":")).encode()
+        return bytes(memoryview(value))
 
     @property
     def model(self) -> str | None:
@@ -224,10 +234,10 @@ def parse_body(kind: Endpoint, body: bytes, *, for_prompt: bool = False) -> Requ
     at_once = for_prompt and len(body) <= READ_AT_ONCE_BYTES
     for decoder in (_READ, _SCAN) if at_once else (_SCAN,):
         try:
-            return RequestBody(kind, decoder.decode(body), len(body))
+            return RequestBody(kind, decoder.decode(body), body)
         except (msgspec.MsgspecError, RecursionError):
             continue
-    return RequestBody(kind, _read_leniently(body), len(body))
+    return RequestBody(kind, _read_leniently(body), body)
 
 
 def _clean(value: Any) -> str | None:

@@ -160,5 +160,15 @@ def test_read_for_its_prompt_a_body_says_the_same(body: bytes) -> None:
     ]
 
 
+@pytest.mark.parametrize("size", [10, READ_AT_ONCE_BYTES])
+def test_the_json_of_a_field_is_that_of_the_client(size: int) -> None:
+    """However long the body: the beginning of a conversation stays the same when it has grown."""
+    written = '[{"role":"user", "content":"caf\\u00e9 é'.encode() + b"x" * size + b'"}]'
+    body = b'{"messages": ' + written + b', "prompt" :1.50}'
+    read_at_once = parse_body(Endpoint.CHAT, body, for_prompt=True)
+    assert read_at_once.raw("messages") == written
+    assert (read_at_once.raw("prompt"), read_at_once.raw("tools")) == (b"1.50", b"")
+
+
 def test_the_size_is_that_of_the_body_in_bytes() -> None:
     assert read('{"model":"é"}'.encode()).size == 14
