@@ -117,8 +117,7 @@ def _call(block: dict[str, Any]) -> dict[str, Any]:
 def _add_result(chat: Chat, block: dict[str, Any]) -> None:
     content = block.get("content")
     if isinstance(content, list):
-        kinds = {item.get("type") if isinstance(item, dict) else None for item in content}
-        if kinds - {"text"}:
+        if any(not isinstance(item, dict) or item.get("type") != "text" for item in content):
             chat.doubts.append("a tool result that is not text")
         texts = [_block_text(item) for item in content if isinstance(item, dict)]
         content = "\n".join(texts)

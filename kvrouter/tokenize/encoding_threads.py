@@ -7,6 +7,7 @@ it is routed by its length, which costs an overlap, never the request.
 """
 
 import asyncio
+import logging
 import threading
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,6 +19,8 @@ from kvrouter.prompt import Prompt
 from kvrouter.tokenize.backend import PromptTokenizer
 from kvrouter.tokenize.hash_runs import HashRuns
 from kvrouter.tokenize.tokenizer import blind, by_length
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -147,7 +150,11 @@ class EncodingThreads:
         """The prompt, if hardly anything of it is new."""
         started = perf_counter()
         new_chars = self._settings.inline_bytes
-        prompt = tokenizer.known_prompt(request, namespace=namespace, new_chars=new_chars)
+        prompt: Prompt | None
+        try:
+            prompt = tokenizer.known_prompt(request, namespace=namespace, new_chars=new_chars)
+        except Exception as error:  # noqa: BLE001  # see `_failed`
+            prompt = _failed(request, error)
         if prompt is not None:
             self._finish(tokenizer, prompt, block_sizes)
         with self._lock:
@@ -165,7 +172,10 @@ class EncodingThreads:
     ) -> Prompt:
         started = perf_counter()
         waited_s = 0.0 if waiting_since is None else started - waiting_since
-        prompt = tokenizer.prompt(request, namespace=namespace)
+        try:
+            prompt = tokenizer.prompt(request, namespace=namespace)
+        except Exception as error:  # noqa: BLE001  # see `_failed`
+            prompt = _failed(request, error)
         self._finish(tokenizer, prompt, block_sizes)
         with self._lock:
             self.stats.seconds += perf_counter() - started
@@ -190,3 +200,9 @@ class EncodingThreads:
         with self._lock:
             self.stats.requests += requests
             self.stats.bytes += size
+
+
+def _failed(request: RequestBody, error: Exception) -> Prompt:
+    """Our bug may cost an overlap, not a request."""
+    _LOG.error("could not tokenize %r", request, exc_info=error)
+    return blind(request, f"tokenization failed: {type(error).__name__}")

@@ -280,9 +280,10 @@ class ModelTokenizer:
         if self._harmony:
             chat.doubts.append("the engine renders chats of this model in its own way")
         text = self._render(template, chat)
-        head, _, rest = text.partition(MEDIA_MARK)
-        if has_media(chat.messages):
+        head, rest = text, ""
+        if has_media(chat.messages):  # else the mark is the client's own text
             chat.doubts.append("the text before the first picture or sound")
+            head, _, rest = text.partition(MEDIA_MARK)
         head, beyond = self._bounded(head, chat.doubts)
         special = chat.add_special_tokens
         ids = self._encode(request, head, chat.doubts, allowance, add_special_tokens=special)

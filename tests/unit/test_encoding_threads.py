@@ -136,6 +136,34 @@ async def test_without_a_tokenizer_only_the_length_is_known(threads: EncodingThr
     assert "no tokenizer" in prompt.reason
 
 
+class BrokenTokenizer(ModelTokenizer):
+    """One with a bug."""
+
+    def __init__(self) -> None:
+        super().__init__(tiny().backend, {}, chat_problem="none is needed")
+
+    def prompt(self, request: RequestBody, *, namespace: bytes = b"") -> Prompt:
+        raise TypeError(f"unhashable {request} in {namespace!r}")
+
+    def known_prompt(
+        self, request: RequestBody, *, namespace: bytes, new_chars: int
+    ) -> Prompt | None:
+        del new_chars
+        return self.prompt(request, namespace=namespace)
+
+
+@pytest.mark.parametrize("size", [100, 3000, 50_000])
+async def test_a_tokenizer_that_raises_costs_no_request(
+    threads: EncodingThreads, caplog: pytest.LogCaptureFixture, size: int
+) -> None:
+    """A body of a shape that our code does not expect; the engine shall judge it."""
+    prompt = await threads.prompt(BrokenTokenizer(), chat(size))
+    assert (prompt.fidelity, prompt.prompt_tokens) == (Fidelity.BLIND, chat(size).size // 4)
+    assert "TypeError" in prompt.reason
+    assert "unhashable" in caplog.text
+    await until_idle(threads)
+
+
 async def test_a_full_queue_turns_away_by_length(
     threads: EncodingThreads, held: HeldTokenizer
 ) -> None:

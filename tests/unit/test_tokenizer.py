@@ -15,6 +15,7 @@ from kvrouter.prompt import Fidelity, Prompt
 from kvrouter.tokenize import ContentFormat, ModelTokenizer, ThreadSettings, TokenizerError
 from kvrouter.tokenize.hf import HfBackend
 from kvrouter.tokenize.location import TokenizerFiles, find_tokenizer
+from kvrouter.tokenize.messages import MEDIA_MARK
 from kvrouter.tokenize.time_limit import TimeLimit
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:,"}}
@@ -276,6 +277,14 @@ def test_the_text_before_a_picture_routes(parts: bool) -> None:
     assert prompt.prompt_tokens > len(prompt.token_ids) + 90
 
 
+def test_a_client_that_writes_the_mark_of_a_picture_has_its_whole_text_routed() -> None:
+    """T7: only what the router put there is a mark; ids cut short would go to an engine."""
+    text = f"before {MEDIA_MARK} behind"
+    prompt = chat(said(text))
+    assert prompt.fidelity is Fidelity.EXACT
+    assert text in text_of(prompt)
+
+
 def test_a_template_that_refuses_leaves_the_length(tmp_path: Path) -> None:
     template = "{% if messages | length > 1 %}{{ raise_exception('one only') }}{% endif %}x"
     tokenizer = with_template(tmp_path, template)
@@ -486,6 +495,7 @@ def test_anthropic_blocks_become_messages() -> None:
         {"messages": [said([{"type": "hologram"}, {"type": "text", "text": "a"}])]},
         {"messages": [said([{"type": "image", "source": {}}])]},
         {"messages": [said([{"type": "tool_result", "content": [{"type": "image"}]}])]},
+        {"messages": [said([{"type": "tool_result", "content": [{"type": ["text"]}]}])]},
     ],
 )
 def test_anthropic_requests_that_can_not_be_reproduced_are_approximate(
