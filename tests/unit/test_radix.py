@@ -658,6 +658,40 @@ def test_hot_prefixes_are_those_of_most_ranks(bench: Bench) -> None:
     assert bench.index.hot_prefixes() == []
 
 
+def test_hot_prefixes_are_all_that_are_shared_and_go_on_with_no_equal_ranks() -> None:
+    """Ranks at depths of their own, several documents behind one system prompt, evicted blocks."""
+    for seed in range(100):
+        rng = random.Random(seed)
+        index = RadixIndex(label_blocks=rng.choice([2, 4, 128]))
+        held: dict[tuple[int, ...], set[WorkerRank]] = {}
+        for rank in [WorkerRank(f"w{at}") for at in range(rng.randint(2, 5))]:
+            trunks = [[1] * 12, [1] * 5 + [2] * 7, [2] * 12]
+            prompts = [rng.choice(trunks)[: rng.randint(1, 12)] for _ in range(rng.randint(1, 4))]
+            paths = sorted({tuple(ids[:end]) for ids in prompts for end in range(1, len(ids) + 1)})
+            for name, (*above, token) in enumerate(paths):
+                parent = paths.index(tuple(above)) if above else None
+                event = stored([name], [token], parent=parent, block_size=1, token_ids=[token])
+                index.apply(rank, EventBatch(0.0, [event]))
+            if rng.random() < 0.5:
+                gone = rng.randrange(len(paths))
+                index.apply(rank, EventBatch(0.0, [removed(gone)]))
+                lost = paths[gone]
+                paths = [path for path in paths if path[: len(lost)] != lost]
+            for path in paths:
+                held.setdefault(path, set()).add(rank)
+        expected = {
+            (block_hashes(list(path), 1)[-8:], len(path), frozenset(ranks))
+            for path, ranks in held.items()
+            if len(ranks) > 1 and all(held.get((*path, token)) != ranks for token in (1, 2))
+        }
+        hot = index.hot_prefixes(most=1000)
+        found = [(each.last_hash, each.blocks, frozenset(each.ranks)) for each in hot]
+        assert set(found) == expected
+        assert len(found) == len(expected)
+        sizes = [len(each.ranks) for each in hot]
+        assert sizes == sorted(sizes, reverse=True)
+
+
 def test_churn_of_unique_prompts_keeps_the_index_as_small_as_the_cache() -> None:
     """I8: ten times the capacity of unique prompts behind a live shared head."""
     index = RadixIndex()
