@@ -1,5 +1,6 @@
 """The command line: `kvrouter COMMAND ...`."""
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -13,9 +14,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Only now, because these import the packages that were just checked.
         from kvrouter.commands import run  # noqa: PLC0415
 
-        return run(arguments)
+        status = run(arguments)
+        sys.stdout.flush()
     except StartError as error:
         sys.stderr.write(f"kvrouter: {error}\n")
         return 2
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # who read the output, as `head`, has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
+        return 1
+    else:
+        return status

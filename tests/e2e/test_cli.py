@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import signal
 import socket
 import sys
@@ -62,6 +63,15 @@ def test_a_mistake_gets_one_clear_line_and_status_2(
         status = ended.code
     assert status == 2
     assert text in capsys.readouterr().err
+
+
+def test_a_reader_that_leaves_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`kvrouter settings | head -1`."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as broken:
+        monkeypatch.setattr(sys, "stdout", broken)
+        assert main(["settings"]) == 1
 
 
 @pytest.mark.parametrize("arguments", [["check"], ["serve", "--config"]])
