@@ -552,6 +552,11 @@ _PLAIN_LEAVES_OUT = (
 
 
 def _check_policy(given: dict[str, Any]) -> None:
+    if given.get("w") is not None and given.get("name") == "kv_blocks":
+        raise ConfigError(
+            "policy.w: kv_blocks does not go by it, but by miss_weight and queue_weight; with the "
+            "name kv it is the plain formula"
+        )
     unused = [name for name in _PLAIN_LEAVES_OUT if name in given]
     if given.get("w") is not None and unused:
         raise ConfigError(

@@ -1,7 +1,7 @@
 """How a worker rank is chosen: filters remove, a scorer rates, a picker chooses. All pure."""
 
 from kvrouter.policy.candidate import Candidate, Survey, TierCredit
-from kvrouter.policy.compose import Choice, Policy, build_policy
+from kvrouter.policy.compose import Choice, Policy, build_policy, parameters_of
 from kvrouter.policy.decision import Decision, NoCandidate, Rated
 from kvrouter.policy.pickers import Reason
 
@@ -16,4 +16,5 @@ __all__ = [
     "Survey",
     "TierCredit",
     "build_policy",
+    "parameters_of",
 ]

@@ -83,6 +83,17 @@ def build_policy(config: PolicyConfig) -> Policy:
     return _WITHOUT_PARAMETERS[config.name]
 
 
+def parameters_of(config: PolicyConfig) -> frozenset[str]:
+    """The fields of the configuration that its policy goes by, apart from `name`."""
+    if config.name == "kv":
+        return _PLAIN if config.w is not None else _TOKEN_COST
+    return _BLOCK_COST if config.name == "kv_blocks" else frozenset()
+
+
+_GUARDED = frozenset({"guard_ratio", "guard_slack", "temperature"})
+_PLAIN = frozenset({"w", "temperature"})
+_TOKEN_COST = _GUARDED | {"w", "copy_weight", "request_tokens", "fill_limit", "slow_tokens"}
+_BLOCK_COST = _GUARDED | {"miss_weight", "queue_weight"}
 _WITHOUT_PARAMETERS = {
     policy.name: policy
     for policy in (

@@ -8,7 +8,7 @@ import pytest
 from support.candidates import Row, candidate, policy, survey
 
 from kvrouter.config import ConfigError, PolicyConfig, PolicyName, parse_config
-from kvrouter.policy import Policy, Reason, build_policy
+from kvrouter.policy import Policy, Reason, build_policy, parameters_of
 from kvrouter.policy.filters import LoadGuard
 from kvrouter.policy.pickers import Cheapest, Softmax
 from kvrouter.policy.scorers import ActiveRequests, BlockCost, TokenCost, row_of
@@ -44,6 +44,21 @@ def test_w_alone_is_the_plain_formula_and_nothing_else() -> None:
 def test_w_beside_what_it_replaces_is_a_mistake() -> None:
     with pytest.raises(ConfigError, match=r"policy: w .* copy_weight"):
         parse_config({"policy": {"w": 1.0, "copy_weight": 3.0}})
+
+
+def test_w_is_no_parameter_of_the_other_form() -> None:
+    """Its two weights, set equal, are what somebody means who gives it one."""
+    with pytest.raises(ConfigError, match=r"policy.w: .* miss_weight and queue_weight"):
+        parse_config({"policy": {"name": "kv_blocks", "w": 1.0}})
+
+
+@pytest.mark.parametrize("name", get_args(PolicyName))
+def test_a_policy_goes_by_its_parameters_and_no_others(name: PolicyName) -> None:
+    config = PolicyConfig(name=name)
+    named = build_policy(config)
+    for field in set(PolicyConfig.__struct_fields__) - {"name"}:
+        changed = msgspec.structs.replace(config, **{field: 0.5})
+        assert (build_policy(changed) != named) == (field in parameters_of(config)), field
 
 
 def test_the_other_form_weighs_blocks() -> None:
