@@ -3,10 +3,15 @@
 import argparse
 import math
 from pathlib import Path
+from typing import get_args
 
+from kvrouter.config import PolicyName
 from kvrouter.replay.synthetic import GENERATORS
+from kvrouter.replay.trace import LATEST_MS
 
 SYNTHETIC = "synthetic:"
+LEAST, MOST = 1e-6, 1e6
+"""What a rate or a factor can be, so that all times keep their milliseconds."""
 
 DESCRIPTION = (
     "Run a trace in virtual time: the router's own scheduler, load and index over simulated "
@@ -17,7 +22,8 @@ TRACE is a file with one JSON object a line (timestamp in ms, input_length, outp
 hash_ids), which may be compressed with gzip, or {SYNTHETIC}KIND with KIND one of
 {", ".join(GENERATORS)}.
 
-A policy is a name, and parameters of the section [policy] of a configuration behind it:
+A policy is one of {", ".join(get_args(PolicyName))}, with
+parameters of the section [policy] of a configuration behind it:
   kv    kv:w=1    kv:temperature=20
 
 examples:
@@ -36,10 +42,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_output(parser.add_argument_group("output"))
 
 
-def _positive(text: str) -> float:
+def _rate(text: str) -> float:
     value = _number(text)
-    if not value > 0:
-        raise argparse.ArgumentTypeError(f"must be above 0, not {text}")
+    if not LEAST <= value <= MOST:
+        raise argparse.ArgumentTypeError(f"must be from {LEAST:g} to {MOST:g}, not {text}")
     return value
 
 
@@ -51,7 +57,7 @@ def _count(text: str) -> int:
 
 def _duration_ms(text: str) -> float:
     value = _number(text)
-    if not 0 <= value < math.inf:
+    if not 0 <= value < LATEST_MS:
         raise argparse.ArgumentTypeError(f"must be a time in ms, not {text}")
     return value
 
@@ -69,8 +75,10 @@ def _slow(text: str) -> tuple[int, float]:
         factor = float(given)
     except ValueError:
         factor = 0.0
-    if not number.isdecimal() or not 0 < factor < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not WORKER:FACTOR, as 0:3")
+    if not number.isdecimal() or not LEAST <= factor <= MOST:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not WORKER:FACTOR, as 0:3, with a factor from {LEAST:g} to {MOST:g}"
+        )
     return int(number), factor
 
 
@@ -86,8 +94,9 @@ def _polynomial(text: str) -> tuple[str, tuple[float, float, float]]:
 
 
 def _add_policies(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--policy", default="kv", metavar="POLICY", help="(%(default)s)")
-    group.add_argument(
+    one_or_more = group.add_mutually_exclusive_group()
+    one_or_more.add_argument("--policy", default="kv", metavar="POLICY", help="(%(default)s)")
+    one_or_more.add_argument(
         "--compare",
         type=lambda text: text.split(","),
         metavar="POLICY,POLICY,...",
@@ -97,14 +106,14 @@ def _add_policies(group: argparse._ArgumentGroup) -> None:
 
 def _add_trace(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--speed", type=_positive, default=1.0, metavar="X", help="arrivals X times as fast"
+        "--speed", type=_rate, default=1.0, metavar="X", help="arrivals X times as fast"
     )
     group.add_argument(
         "--requests", type=_count, metavar="N", help="only the first N; 2000 if synthetic"
     )
     group.add_argument(
         "--rate",
-        type=_positive,
+        type=_rate,
         default=10.0,
         metavar="R",
         help="requests per second of a synthetic trace (%(default)g); chat and agents begin "

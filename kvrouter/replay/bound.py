@@ -1,11 +1,14 @@
 """What one big cache would reuse: no placement can do better but by luck of eviction order."""
 
 from kvrouter.prompt import Prompt
+from kvrouter.replay.fleet import Progress
 from kvrouter.replay.trace import Trace
 from kvrouter.sim.cache import PrefixCache
 
 
-def pooled_bound(trace: Trace, *, total_blocks: int, block_size: int) -> float:
+def pooled_bound(
+    trace: Trace, *, total_blocks: int, block_size: int, progress: Progress = lambda _: None
+) -> float:
     """The share of prompt tokens that one cache of the fleet's total size has, 0 to 1.
 
     Requests run one after the other there, and their outputs take their place in it too.
@@ -13,6 +16,7 @@ def pooled_bound(trace: Trace, *, total_blocks: int, block_size: int) -> float:
     cache = PrefixCache(total_blocks + 1)
     reused = total = 0
     for number, request in enumerate(trace.requests):
+        progress(number)
         prompt = Prompt(trace.prompt(number) + trace.output(number)[:-1])
         names = list(memoryview(prompt.hashes(block_size)).cast("Q"))
         hit = cache.leading(names[: (request.prompt_tokens - 1) // block_size])

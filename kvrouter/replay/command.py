@@ -9,8 +9,8 @@ from typing import Self
 
 import msgspec
 
-from kvrouter.config import ConfigError, PolicyConfig
-from kvrouter.policy import Policy, build_policy
+from kvrouter.config import ConfigError, parse_config
+from kvrouter.policy import Policy, build_policy, parameters_of
 from kvrouter.replay.arguments import DESCRIPTION, EPILOG, SYNTHETIC, add_arguments
 from kvrouter.replay.bound import pooled_bound
 from kvrouter.replay.fleet import FleetSettings, replay
@@ -49,37 +49,70 @@ def run(options: argparse.Namespace) -> int:
             check_can_plot(options.plot)
         trace = _trace(options)
         trace.check_lengths(settings.core.max_model_len)
+        trace.check_times(settings.speed)
     except ImportError as error:
         raise StartError("--plot needs matplotlib: pip install 'kvrouter[plot]'") from error
     except (TraceError, SettingsError, ConfigError, ValueError) as error:
         raise StartError(str(error)) from error
-    blocks = settings.core.num_blocks - 1
-    bound = pooled_bound(
-        trace, total_blocks=blocks * settings.workers, block_size=settings.core.block_size
-    )
     results: list[Result] = []
     try:
-        for spec, policy in policies:
-            with _Bar(spec, len(trace), visible=sys.stderr.isatty() and not options.quiet) as bar:
-                result = replay(trace, policy, settings, bar.arrived)
-            results.append(msgspec.structs.replace(result, policy=spec, pooled_bound=bound))
+        _replay_all(options, trace, policies, settings, results)
     except KeyboardInterrupt:
         if results:  # what has taken minutes is not thrown away
             _report(options, trace, results)
         raise
+    except MemoryError as error:
+        raise StartError("out of memory: fewer --workers, --blocks or --requests") from error
     _report(options, trace, results)
     return 0
 
 
+def _replay_all(
+    options: argparse.Namespace,
+    trace: Trace,
+    policies: list[tuple[str, Policy]],
+    settings: FleetSettings,
+    results: list[Result],
+) -> None:
+    """Fill `results`, one after the other."""
+    visible = sys.stderr.isatty() and not options.quiet
+    with _Bar("one big cache", len(trace), visible=visible) as bar:
+        bound = pooled_bound(
+            trace,
+            total_blocks=(settings.core.num_blocks - 1) * settings.workers,
+            block_size=settings.core.block_size,
+            progress=bar.arrived,
+        )
+    for spec, policy in policies:
+        with _Bar(spec, len(trace), visible=visible) as bar:
+            result = replay(trace, policy, settings, bar.arrived)
+        results.append(msgspec.structs.replace(result, policy=spec, pooled_bound=bound))
+
+
 def policy_from(spec: str) -> Policy:
-    """The policy of `NAME[:PARAMETER=VALUE...]`. Raises ConfigError or ValueError."""
+    """The policy of `NAME[:PARAMETER=VALUE...]`.
+
+    Raises ConfigError where a file with these would be wrong, and for a parameter that the policy
+    does not go by: its row would look as if it did.
+    """
     name, *parameters = spec.split(":")
     fields = dict(each.partition("=")[::2] for each in parameters)
+    values = {field: _number_or_text(value) for field, value in fields.items()}
     try:
-        config = msgspec.convert({"name": name, **fields}, PolicyConfig, strict=False)
-    except msgspec.ValidationError as error:
+        config = parse_config({"policy": {**values, "name": name}}).policy
+    except ConfigError as error:
         raise ConfigError(f"policy {spec!r}: {error}") from error
+    unused = sorted(set(fields) - parameters_of(config))
+    if unused:
+        raise ConfigError(f"policy {spec!r}: {name} does not go by {', '.join(unused)} here")
     return build_policy(config)
+
+
+def _number_or_text(value: str) -> float | str:
+    try:
+        return float(value)
+    except ValueError:
+        return value  # what it should have been, the configuration says
 
 
 def _trace(options: argparse.Namespace) -> Trace:

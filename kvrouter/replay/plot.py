@@ -35,7 +35,7 @@ def plot(results: Sequence[Result], title: str, path: Path) -> None:
     from matplotlib.figure import Figure  # noqa: PLC0415  # an extra
 
     figure = Figure(figsize=(3.2 * len(_PANELS), 1.2 + 0.4 * len(results)), layout="constrained")
-    figure.suptitle(title)
+    figure.suptitle(title, parse_math=False)  # a file's name may have dollars
     names = [result.policy for result in results]
     for axes, (label, value) in zip(figure.subplots(1, len(_PANELS)), _PANELS, strict=True):
         bars = axes.barh(names, [value(result) for result in results])

@@ -85,6 +85,15 @@ class Trace:
                     f"holds {most_tokens}: more --blocks, or another --block-size?"
                 )
 
+    def check_times(self, speed: float) -> None:
+        """Raise TraceError if its times, divided by `speed`, do not keep their milliseconds."""
+        for request in self.requests[:1] + self.requests[-1:]:
+            if abs(request.at_s) / speed > LATEST_MS / 1000:
+                raise TraceError(
+                    f"{self.name}: at --speed {speed:g} the request at {request.at_s:g} s comes "
+                    "too late to count milliseconds: begin the trace's timestamps near 0"
+                )
+
     def without_reuse(self) -> "Trace":
         """The same lengths and times, but no two requests share anything."""
         fresh = itertools.count()

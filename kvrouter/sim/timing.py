@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+_LEAST_MS, _MOST_MS = 1e-6, 3_600_000.0
+"""What a step can take."""
+
 
 class StepLoad(NamedTuple):
     """What one step computes.
@@ -57,7 +60,10 @@ class PolynomialTiming:
     decode_ms: tuple[float, float, float] = (5.74, 54.01, -25.74)
 
     def check(self, most_prefill_tokens: int) -> None:
-        """Raise ValueError if a step with up to so many prefill tokens would not take any time."""
+        """Raise ValueError if a step with up to so many prefill tokens takes no time, or too much.
+
+        That is less than a nanosecond, or more than an hour.
+        """
         _require_time("prefill", self.prefill_ms, 1, most_prefill_tokens)
         _require_time("decode", self.decode_ms, 0, 1)
 
@@ -79,13 +85,13 @@ def _polynomial(coefficients: tuple[float, float, float], x: float) -> float:
 def _require_time(
     name: str, coefficients: tuple[float, float, float], least: float, most: float
 ) -> None:
-    """Raise ValueError unless the polynomial is above 0 from `least` to `most`."""
+    """Raise ValueError unless the polynomial is a time from `least` to `most`."""
     _, linear, square = coefficients
     ends = [least, most]
     if square:
         ends.append(min(max(least, -linear / (2 * square)), most))
     for x in ends:
-        if not _polynomial(coefficients, x) > 0:
+        if not _LEAST_MS <= _polynomial(coefficients, x) <= _MOST_MS:
             raise ValueError(
                 f"the time to {name} would be {_polynomial(coefficients, x):g} ms at {x:g}"
             )
