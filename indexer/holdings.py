@@ -361,15 +361,9 @@ class Holdings:
         self.where.update(dict.fromkeys(struct.unpack(f">{blocks}Q", names), run))
         return run, at + blocks - 1
 
-    def restore_counts(
-        self,
-        copies: dict[int, int],
-        aliases: dict[int, list[int]],
-        lower: dict[Tier, dict[int, int]],
-    ) -> None:
-        """Enter the counts and aliases of all that was restored; the groups are there already."""
-        self.copies, self.aliases, self.lower = copies, aliases, lower
-        self.main_of = {other: main for main, others in aliases.items() for other in others}
+    def restore_counts(self, copies: dict[int, int], lower: dict[Tier, dict[int, int]]) -> None:
+        """Enter the counts of all that was restored; the aliases and groups are there already."""
+        self.copies, self.lower = copies, lower
         beside = [group.counts.get(Tier.GPU, {}) for group in self.groups.values()]
         more = sum(copies.values()) - len(copies)
         self.gpu_copies = self.blocks + more + sum(sum(counts.values()) for counts in beside)

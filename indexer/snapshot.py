@@ -4,20 +4,25 @@ A snapshot is a sequence of chunks, each small enough to be made or taken in a f
 that whoever sends or loads it goes on with other work in between:
 
 - the head: format version and the version of the hash rule;
-- for each worker rank its blocks, a few thousand a chunk, then what else is known of it;
+- for each worker rank its blocks, a few thousand a chunk, then what is counted of them (copies,
+  lower tiers, other cache groups, other names), then what else is known of it;
 - the end.
 
 Each chunk begins with a checksum over itself and the checksum before it, so a chunk that is lost,
 changed or out of order is noticed at once.
 
-A rank is dumped as it is at one moment (about a microsecond per node that it is in); ranks that
-come later in the snapshot are of a later moment, and one that is removed meanwhile is left out.
+A rank is dumped as it is at one moment: what it has in each node is noted before its first chunk is
+made (about a microsecond a node), and the chunks are made of that, whatever happens to the tree
+meanwhile. Ranks that come later in the snapshot are of a later moment, and one that is removed
+before is left out.
 `mark` says which moment it was: the seqno of the rank's last batch, say, from which whoever loads
 the snapshot goes on.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from operator import attrgetter
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 from msgspec import msgpack
@@ -30,9 +35,9 @@ from indexer.radix import RadixIndex
 from indexer.run import Run, ones
 from indexer.tree import Node, Span
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 CHUNK_BLOCKS = 2048
-CHUNK_SEGMENTS = 512
+CHUNK_SEGMENTS = 256
 
 
 class SnapshotError(ValueError):
@@ -64,10 +69,28 @@ class _Blocks(msgspec.Struct, array_like=True, tag="blocks"):
     segments: list[_Segment]
 
 
+class _Counts(msgspec.Struct, array_like=True, tag="counts"):
+    """Copies by name, of some names: of the main group (None) or of one beside it, on one tier.
+
+    Of the main group on the GPU only the counts that are not 1.
+    """
+
+    rank: WorkerRank
+    group: int | None
+    tier: Tier
+    counts: dict[int, int]
+
+
+class _Aliases(msgspec.Struct, array_like=True, tag="aliases"):
+    """Further names of places, each with the name that stands in the segments."""
+
+    rank: WorkerRank
+    main_of: dict[int, int]
+
+
 class _Group(msgspec.Struct, array_like=True):
     window: int | None
     block_size: int
-    counts: dict[Tier, dict[int, int]]
 
 
 class _Rest(msgspec.Struct, array_like=True, tag="rest"):
@@ -77,9 +100,6 @@ class _Rest(msgspec.Struct, array_like=True, tag="rest"):
     mark: int | None
     block_size: int | None
     main_group: int | None
-    copies: dict[int, int]
-    aliases: dict[int, list[int]]
-    lower: dict[Tier, dict[int, int]]
     groups: dict[int, _Group]
     opaque: list[int]
     unpaired: bool
@@ -89,7 +109,7 @@ class _End(msgspec.Struct, array_like=True, tag="end"):
     ranks: int
 
 
-_Part: TypeAlias = _Head | _Blocks | _Rest | _End
+_Part: TypeAlias = _Head | _Blocks | _Counts | _Aliases | _Rest | _End
 _decoder: msgpack.Decoder[_Part] = msgpack.Decoder(_Part)
 
 
@@ -115,32 +135,66 @@ def _parts(
     for rank in ranks:
         holdings = index.held(rank)
         if holdings is not None:
-            segments, rest = _segments(holdings), _rest(holdings, mark(rank))
-            yield from (_Blocks(rank, share) for share in _shares(segments))
+            held, rest = _held(holdings), _rest(holdings, mark(rank))
+            counts, main_of = _counts(holdings), dict(holdings.main_of)
+            yield from (_Blocks(rank, share) for share in _shares(_segments(held)))
+            for group, tier, of_names in counts:
+                yield from (_Counts(rank, group, tier, part) for part in _cut(of_names))
+            yield from (_Aliases(rank, part) for part in _cut(main_of))
             yield rest
             dumped += 1
     yield _End(dumped)
 
 
-def _segments(holdings: Holdings) -> list[_Segment]:
+class _Held(NamedTuple):
+    """What a rank has in a node, at one moment: the node's place and label, and the rank's run.
+
+    `above` is the nearest node above that the rank is in (or the root), and `lead` has the hashes
+    between the two. The nodes themselves go on changing, so they only serve as keys.
+    """
+
+    node: Node
+    start: int
+    label: bytes
+    above: Node
+    lead: bytes
+    run_start: int
+    names: bytes
+    missing: int
+    lower: int
+
+
+def _held(holdings: Holdings) -> dict[Node, _Held]:
+    """What a rank has in each of its nodes."""
+    runs = holdings.runs
+    held = {}
+    for node, run in runs.items():
+        above, lead = node.above, b""
+        while above not in runs and above.parent is not None:
+            above, lead = above.parent, above.label + lead
+        held[node] = _Held(
+            node, node.start, node.label, above, lead, run.start, run.names, run.missing, run.lower
+        )
+    return held
+
+
+def _segments(held: dict[Node, _Held]) -> Iterator[_Segment]:
     """A rank's blocks, those nearer to the root first."""
-    segments: list[_Segment] = []
     ends: dict[Node, tuple[int, int]] = {}  # the last segment in a node, and the position behind it
-    for node in sorted(holdings.runs, key=lambda node: node.start):
-        run = holdings.runs[node]
-        offset = node.start - run.start
-        for start, end in _stretches(run.known(offset, node.blocks)):
-            behind, lead = _way(node, start, ends)
-            names = run.names[(offset + start) * HASH_BYTES : (offset + end) * HASH_BYTES]
-            hashes = node.label[start * HASH_BYTES : end * HASH_BYTES]
-            lower = run.lower >> (offset + start) & ones(end - start)
-            ends[node] = len(segments), end
-            segments.append(
-                _Segment(
-                    behind, lead, hashes, names, lower.to_bytes(-(-lower.bit_length() // 8), "big")
-                )
+    number = 0
+    for part in sorted(held.values(), key=attrgetter("start")):
+        offset = part.start - part.run_start
+        blocks = min(len(part.label), len(part.names) - offset * HASH_BYTES) // HASH_BYTES
+        for start, end in _stretches(ones(blocks) & ~(part.missing >> offset)):
+            behind, lead = _way(part, start, held, ends)
+            names = part.names[(offset + start) * HASH_BYTES : (offset + end) * HASH_BYTES]
+            hashes = part.label[start * HASH_BYTES : end * HASH_BYTES]
+            lower = part.lower >> (offset + start) & ones(end - start)
+            ends[part.node] = number, end
+            number += 1
+            yield _Segment(
+                behind, lead, hashes, names, lower.to_bytes(-(-lower.bit_length() // 8), "big")
             )
-    return segments
 
 
 def _stretches(known: int) -> Iterator[tuple[int, int]]:
@@ -155,19 +209,41 @@ def _stretches(known: int) -> Iterator[tuple[int, int]]:
         at += gap + length
 
 
-def _way(node: Node, start: int, ends: dict[Node, tuple[int, int]]) -> tuple[int, bytes]:
+def _way(
+    part: _Held, start: int, held: dict[Node, _Held], ends: dict[Node, tuple[int, int]]
+) -> tuple[int, bytes]:
     """The nearest segment on the way to the root, and the hashes from its end to the position."""
-    lead = node.label[: start * HASH_BYTES]
-    if node in ends:
-        number, end = ends[node]
+    lead = part.label[: start * HASH_BYTES]
+    if part.node in ends:
+        number, end = ends[part.node]
         return number, lead[end * HASH_BYTES :]
-    while node.parent is not None:
-        node = node.parent
-        if node in ends:
-            number, end = ends[node]
-            return number, node.label[end * HASH_BYTES :] + lead
-        lead = node.label + lead
+    lead = part.lead + lead
+    while above := held.get(part.above):
+        part = above
+        if part.node in ends:
+            number, end = ends[part.node]
+            return number, part.label[end * HASH_BYTES :] + lead
+        lead = part.lead + part.label + lead
     return -1, lead
+
+
+def _counts(holdings: Holdings) -> list[tuple[int | None, Tier, dict[int, int]]]:
+    """All counts of a rank that its blocks don't tell, by group (None: the main one) and tier."""
+    of_main = {Tier.GPU: holdings.copies} | holdings.lower
+    beside = {number: group.counts for number, group in holdings.groups.items()}
+    counts: list[tuple[int | None, Tier, dict[int, int]]] = [
+        (None, tier, dict(of_names)) for tier, of_names in of_main.items()
+    ]
+    for number, tiers in beside.items():
+        counts += [(number, tier, dict(of_names)) for tier, of_names in tiers.items()]
+    return counts
+
+
+def _cut(of_names: dict[int, int]) -> Iterator[dict[int, int]]:
+    """Shares of a map, each small enough for a chunk."""
+    items = iter(of_names.items())
+    while share := dict(islice(items, CHUNK_BLOCKS)):
+        yield share
 
 
 def _rest(holdings: Holdings, mark: int | None) -> _Rest:
@@ -176,15 +252,8 @@ def _rest(holdings: Holdings, mark: int | None) -> _Rest:
         mark,
         holdings.block_size,
         holdings.main_group,
-        dict(holdings.copies),
-        {main: list(others) for main, others in holdings.aliases.items()},
-        {tier: dict(counts) for tier, counts in holdings.lower.items()},
         {
-            number: _Group(
-                group.window,
-                group.block_size,
-                {tier: dict(counts) for tier, counts in group.counts.items()},
-            )
+            number: _Group(group.window, group.block_size)
             for number, group in holdings.groups.items()
         },
         list(holdings.opaque),
@@ -192,7 +261,7 @@ def _rest(holdings: Holdings, mark: int | None) -> _Rest:
     )
 
 
-def _shares(segments: list[_Segment]) -> Iterator[list[_Segment]]:
+def _shares(segments: Iterable[_Segment]) -> Iterator[list[_Segment]]:
     share: list[_Segment] = []
     blocks = 0
     for segment in segments:
@@ -256,6 +325,10 @@ class Loader:
             self._started = True
         elif isinstance(part, _Blocks):
             self._open(part.rank).add(part.segments)
+        elif isinstance(part, _Counts):
+            self._open(part.rank).count(part)
+        elif isinstance(part, _Aliases):
+            self._open(part.rank).name(part.main_of)
         elif isinstance(part, _Rest):
             self._open(part.rank).finish(part)
             self._loading = None
@@ -282,6 +355,10 @@ class _Loading:
         self.rank = holdings.rank
         self._holdings = holdings
         self._ends: list[tuple[Run, int]] = []  # by segment: a run and the last position in it
+        self._of_main: dict[Tier, dict[int, int]] = {Tier.GPU: {}}
+        self._beside: dict[int, dict[Tier, dict[int, int]]] = {}
+        self._main_of: dict[int, int] = {}
+        self._aliases: dict[int, list[int]] = {}
 
     def add(self, segments: list[_Segment]) -> None:
         """Put segments in their places."""
@@ -308,17 +385,30 @@ class _Loading:
             at += blocks
         return end
 
+    def count(self, part: _Counts) -> None:
+        """Take counts of some names."""
+        tiers = self._of_main if part.group is None else self._beside.setdefault(part.group, {})
+        tiers.setdefault(part.tier, {}).update(part.counts)
+
+    def name(self, main_of: dict[int, int]) -> None:
+        """Take further names of places."""
+        self._main_of.update(main_of)
+        for other, main in main_of.items():
+            self._aliases.setdefault(main, []).append(other)
+
     def finish(self, rest: _Rest) -> None:
         """Take what else there is to know."""
         groups = {}
         for number, group in rest.groups.items():
             groups[number] = Group(group.window, group.block_size)
-            groups[number].counts = group.counts
+            groups[number].counts = self._beside.get(number, {})
         holdings = self._holdings
         holdings.main_group, holdings.groups = rest.main_group, groups
         holdings.opaque, holdings.unpaired = set(rest.opaque), rest.unpaired
         holdings.block_size = rest.block_size
-        holdings.restore_counts(rest.copies, rest.aliases, rest.lower)
+        holdings.aliases, holdings.main_of = self._aliases, self._main_of
+        copies = self._of_main.pop(Tier.GPU)
+        holdings.restore_counts(copies, self._of_main)
 
 
 def _behind(spans: list[Span], lead: int) -> Iterator[Span]:

@@ -5,7 +5,7 @@ from typing import Any
 from events import WorkerRank
 from indexer import RadixIndex
 from indexer.hashing import HASH_BYTES
-from indexer.snapshot import _rest, _segments
+from indexer.snapshot import _held, _segments
 
 
 def content(index: RadixIndex) -> dict[WorkerRank, Any]:
@@ -16,11 +16,11 @@ def content(index: RadixIndex) -> dict[WorkerRank, Any]:
         if holdings is None or not index.blocks(rank):
             continue
         places = {}
-        for segment in _segments(holdings):
+        for segment in _segments(_held(holdings)):
             lower = int.from_bytes(segment.lower, "big")
             for at in range(len(segment.names) // HASH_BYTES):
                 part = slice(at * HASH_BYTES, (at + 1) * HASH_BYTES)
                 places[segment.names[part]] = (segment.hashes[part], lower >> at & 1)
-        rest = _rest(holdings, None)
-        found[rank] = (places, rest.block_size, rest.copies, rest.lower, rest.opaque)
+        counts = (dict(holdings.copies), {t: dict(c) for t, c in holdings.lower.items()})
+        found[rank] = (places, holdings.block_size, *counts, sorted(holdings.opaque))
     return found

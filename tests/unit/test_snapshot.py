@@ -4,11 +4,20 @@ from random import Random
 
 import pytest
 from support.index_comparison import counts
+from support.index_content import content
 from support.naive_index import NaiveIndex
 from support.odd_engines import Engine, draw_traits
 
-from events import BlocksRemoved, BlocksStored, Event, EventBatch, WorkerRank
-from indexer import RadixIndex, block_hashes
+from events import (
+    BlocksRemoved,
+    BlocksStored,
+    Event,
+    EventBatch,
+    GroupKind,
+    Tier,
+    WorkerRank,
+)
+from indexer import Overlap, RadixIndex, block_hashes
 from indexer.snapshot import Loader, SnapshotError, dump
 
 W1, W2 = WorkerRank("w1"), WorkerRank("w2", 1)
@@ -101,6 +110,71 @@ def test_chunks_are_small() -> None:
     assert loaded(chunks).blocks(W1) == 30_000
 
 
+def test_chunks_are_small_whatever_is_counted_of_the_blocks() -> None:
+    """Offloaded blocks, a sliding window, names of several copies, two names of each block.
+
+    A message of NATS takes 1 MiB: the counts of a large cache in one chunk would never arrive.
+    """
+    index, count = RadixIndex(), 6_000
+    names, others = ([2**60 + at + start for at in range(count)] for start in (0, count))
+    ids = [at >> 2 for at in range(4 * count)]
+    for of_names in (names, names, others):
+        event = BlocksStored(block_hashes=list(of_names), token_ids=ids, block_size=4)
+        index.apply(W1, batch(event))
+    index.apply(W1, batch(BlocksStored(block_hashes=list(names), tier=Tier.CPU)))
+    window = BlocksStored(
+        block_hashes=list(names),
+        block_size=4,
+        group=1,
+        group_kind=GroupKind.SLIDING,
+        sliding_window=8,
+    )
+    index.apply(W1, batch(window))
+    chunks = list(dump(index))
+    assert max(map(len, chunks)) < 40_000
+    other = loaded(chunks)
+    hashes = block_hashes(ids, 4)
+    assert other.match(hashes) == index.match(hashes) == {W1: Overlap(count)}
+    other.apply(W1, batch(BlocksRemoved(block_hashes=[*names, *names, *others])))
+    assert other.match(hashes) == {W1: Overlap(0, count)}
+    other.apply(W1, batch(BlocksRemoved(block_hashes=list(names), tier=Tier.CPU)))
+    assert (other.blocks(W1), other.stats().nodes) == (0, 0)
+
+
+class Story:
+    """Two engines of any kind, and an index that hears them."""
+
+    def __init__(self, seed: int) -> None:
+        self.index = RadixIndex(label_blocks=4)
+        self._rng = Random(seed)
+        self._naive = NaiveIndex()
+        self._engines = {rank: Engine(draw_traits(self._rng)) for rank in (W1, W2)}
+
+    def go_on(self, steps: int) -> None:
+        for _ in range(steps):
+            rank = self._rng.choice([W1, W2])
+            event = self._engines[rank].next_event(self._naive.rank(rank), self._rng)
+            self._naive.apply(rank, event)
+            self.index.apply(rank, batch(event))
+
+
+def test_a_rank_is_dumped_as_it_was_whatever_comes_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Chunks are made one by one while events go on to cut, join and empty the same nodes."""
+    monkeypatch.setattr("indexer.snapshot.CHUNK_BLOCKS", 2)
+    for seed in range(30):
+        story = Story(seed)
+        story.go_on(40)
+        expected = content(story.index).get(W1)
+        chunks = []
+        for number, chunk in enumerate(dump(story.index, ranks=[W1])):
+            chunks.append(chunk)
+            if number:
+                story.go_on(3)
+        assert content(loaded(chunks, RadixIndex(label_blocks=4))).get(W1) == expected
+
+
 @pytest.mark.parametrize("damage", ["flip", "lose", "swap", "twice", "cut"])
 def test_a_damaged_snapshot_is_noticed(index: RadixIndex, damage: str) -> None:
     chunks = list(dump(index))
@@ -131,7 +205,7 @@ def test_another_version_is_refused(index: RadixIndex, monkeypatch: pytest.Monke
     """Hashes of another rule mean nothing."""
     chunks = list(dump(index))
     monkeypatch.setattr("indexer.snapshot.RULE_VERSION", 99)
-    with pytest.raises(SnapshotError, match="not a snapshot of format 1"):
+    with pytest.raises(SnapshotError, match="not a snapshot of format 2"):
         Loader(RadixIndex()).feed(chunks[0])
 
 
