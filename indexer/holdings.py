@@ -110,6 +110,7 @@ class Holdings:
         "capacity",
         "copies",
         "counted",
+        "counted_beside",
         "gpu_copies",
         "groups",
         "lower",
@@ -132,7 +133,8 @@ class Holdings:
         self.runs: dict[Node, Run] = {}
         self.block_size: int | None = None
         self.capacity: int | None = None
-        self.counted = 0  # of `blocks`, in the index's total
+        self.counted = 0  # of `blocks` and `names_beside`, in the index's total
+        self.counted_beside = 0
         self.orphan_limit = ORPHANS_BEFORE_RESYNC
         self._forget_all()
 
@@ -189,6 +191,17 @@ class Holdings:
     def blocks(self) -> int:
         """Names of main-group blocks on any tier."""
         return len(self.where) + len(self.main_of)
+
+    @property
+    def lower_names(self) -> int:
+        """Names of the main group with counts on lower tiers."""
+        return sum(map(len, self.lower.values()))
+
+    @property
+    def names_beside(self) -> int:
+        """Names with counts on lower tiers and in other groups: what is kept besides `blocks`."""
+        tiers = [counts for group in self.groups.values() for counts in group.counts.values()]
+        return self.lower_names + sum(map(len, tiers))
 
     def knows(self, name: int) -> bool:
         """Whether the main group has this block on any tier."""

@@ -37,8 +37,9 @@ _REMEMBERED_MASKS = 1024
 
 _GPU = Tier.GPU  # to look a member up in its enum is a call, in Python 3.11
 
-# Measured: a name, its place in a map and its bytes in a run; a hash; a node with its first holder.
-_BYTES_A_BLOCK, _BYTES_A_TREE_BLOCK, _BYTES_A_NODE = 80, 8, 350
+# Measured: a name, its place in a map and its bytes in a run; a hash; a node with its first holder;
+# a name and its count in another map.
+_BYTES_A_BLOCK, _BYTES_A_TREE_BLOCK, _BYTES_A_NODE, _BYTES_A_COUNT = 80, 8, 350, 60
 
 
 class RadixIndex:
@@ -50,13 +51,15 @@ class RadixIndex:
     for a resync. A rank with more than `BLOCKS_PER_GPU_BLOCK` times its GPU's blocks, and, once all
     ranks together have `max_blocks`, each rank with its share of them, gets no more: what it stores
     is ignored and counted, removals go on. So the index claims too little, not too much, and the
-    ranks that stay within their share are followed exactly.
+    ranks that stay within their share are followed exactly. A block that other cache groups have
+    too counts for each of them, and for `max_blocks` on each lower tier too.
     """
 
     def __init__(self, *, label_blocks: int = LABEL_BLOCKS, max_blocks: int = MAX_BLOCKS) -> None:
         self._tree = Tree(label_blocks)
         self._max_blocks = max_blocks
-        self._blocks = 0
+        self._counted = 0  # blocks of all ranks, and names that are counted besides
+        self._beside = 0  # of these the names, of other groups and on lower tiers
         self._holdings: dict[WorkerRank, Holdings] = {}
         self._plain = 0  # mask of the ranks whose GPU blocks are the whole story
         self._ranks_of_mask: dict[int, dict[WorkerRank, None]] = {}
@@ -107,10 +110,12 @@ class RadixIndex:
 
     def _has_room(self, holdings: Holdings) -> bool:
         """Whether the rank may store more; asked once a batch."""
-        blocks, capacity = holdings.counted, holdings.capacity
-        if capacity is not None and blocks >= capacity * BLOCKS_PER_GPU_BLOCK:
-            return False
-        return self._blocks < self._max_blocks or blocks * len(self._holdings) < self._max_blocks
+        counted, capacity = holdings.counted, holdings.capacity
+        if capacity is not None:
+            most = capacity * BLOCKS_PER_GPU_BLOCK
+            if counted >= most and counted - holdings.lower_names >= most:
+                return False
+        return self._counted < self._max_blocks or counted * len(self._holdings) < self._max_blocks
 
     def _store(
         self, holdings: Holdings, event: BlocksStored, applied: Applied, stored: list[bytes]
@@ -172,13 +177,20 @@ class RadixIndex:
     def _settle(self, holdings: Holdings, *, join: bool = True) -> None:
         if not self._tree.is_settled:
             self._tree.settle(join=join)
-        blocks = holdings.blocks
-        self._blocks += blocks - holdings.counted
-        holdings.counted = blocks
+        counted = holdings.blocks
         if not (holdings.lower or holdings.groups):  # a call less than `is_plain`
             self._plain |= holdings.bit
+            if holdings.counted_beside:
+                self._beside -= holdings.counted_beside
+                holdings.counted_beside = 0
         else:
             self._plain &= ~holdings.bit
+            beside = holdings.names_beside
+            self._beside += beside - holdings.counted_beside
+            holdings.counted_beside = beside
+            counted += beside
+        self._counted += counted - holdings.counted
+        holdings.counted = counted
 
     # Life of a rank
 
@@ -296,8 +308,10 @@ class RadixIndex:
 
     def stats(self) -> IndexStats:
         """The size of the index, from counters that are kept anyway."""
-        nodes, tree_blocks, blocks = self._tree.nodes, self._tree.blocks, self._blocks
+        nodes, tree_blocks = self._tree.nodes, self._tree.blocks
+        blocks = self._counted - self._beside
         size = nodes * _BYTES_A_NODE + tree_blocks * _BYTES_A_TREE_BLOCK + blocks * _BYTES_A_BLOCK
+        size += self._beside * _BYTES_A_COUNT
         return IndexStats(len(self._holdings), nodes, tree_blocks, blocks, size)
 
     def hot_prefixes(self, most: int = 10) -> list[HotPrefix]:
@@ -308,8 +322,11 @@ class RadixIndex:
         """Raise InvariantError if anything contradicts anything. Slow: for tests and doubt."""
         check_index(self._tree, self._holdings.values(), self._plain)
         blocks = sum(holdings.blocks for holdings in self._holdings.values())
-        if blocks != self._blocks:
-            raise InvariantError(f"{self._blocks} blocks counted, {blocks} found")
+        if blocks != self._counted - self._beside:
+            raise InvariantError(f"{self._counted - self._beside} blocks counted, {blocks} found")
+        beside = sum(holdings.names_beside for holdings in self._holdings.values())
+        if beside != self._beside:
+            raise InvariantError(f"{self._beside} names counted beside, {beside} found")
 
 
 def _evict(holdings: Holdings, evicted: list[EngineHash], applied: Applied) -> None:

@@ -630,6 +630,32 @@ def test_lower_tiers_of_a_rank_are_bounded_by_the_size_of_its_gpu(bench: Bench) 
     assert bench.index.blocks(W1) == 64
 
 
+@pytest.mark.parametrize("capacity", [None, 1])
+def test_names_of_other_cache_groups_are_bounded_too(capacity: int | None) -> None:
+    """An engine that stores for a window group, or offloads for it, and never tells a removal."""
+    index = RadixIndex(max_blocks=64)
+    index.set_capacity(W1, capacity)
+
+    def stored_in_window(name: EngineHash, rank: WorkerRank, tier: Tier) -> Applied:
+        event = stored([name], tier=tier, group=1, group_kind=GroupKind.SLIDING, sliding_window=9)
+        applied = index.apply(rank, EventBatch(0.0, [event]))
+        index.check()
+        return applied
+
+    tier = Tier.GPU if capacity is None else Tier.CPU
+    for at in range(64):
+        assert stored_in_window(at, W1, tier).stored_blocks == 1
+    assert stored_in_window(64, W1, tier).ignored == {IgnoreCause.OVER_BUDGET: 1}
+    assert index.stats().blocks == 0
+    assert index.stats().estimated_bytes >= 64 * 40
+    assert stored_in_window(64, W2, tier).stored_blocks == 1
+    event = removed(*range(40), group=1, tier=tier)
+    assert index.apply(W1, EventBatch(0.0, [event])).removed_blocks == 40
+    assert stored_in_window(64, W1, tier).stored_blocks == 1
+    index.clear(W1)
+    index.check()
+
+
 def test_the_size_is_counted_as_it_changes(bench: Bench) -> None:
     bench.apply(W1, stored(NAMES))
     bench.apply(W2, stored(NAMES[:4]))
