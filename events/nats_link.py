@@ -198,6 +198,7 @@ class NatsLink:
         self._is_sent_away = False
         self._refusals = Sparingly(_COMPLAIN_EVERY_S, burst=TOLD_AT_ONCE)
         self._failures = Sparingly(_COMPLAIN_EVERY_S, burst=TOLD_AT_ONCE)
+        self._excesses = Sparingly(_COMPLAIN_EVERY_S)
 
     @property
     def is_connected(self) -> bool:
@@ -410,7 +411,25 @@ class NatsLink:
             else:
                 subject, payload, reply = todo
                 self._unsent_bytes -= len(payload)
-                await client.publish(subject, payload, reply=reply)
+                if len(payload) > client.max_payload:
+                    self._leave_out(subject, len(payload), client.max_payload)
+                else:
+                    await client.publish(subject, payload, reply=reply)
+
+    def _leave_out(self, subject: str, size: int, limit: int) -> None:
+        """The server would end the connection for it, and the next one too: it is asked again."""
+        self.stats.unsent += 1
+        times = self._excesses.due(time.monotonic())
+        if times:
+            log.warning(
+                "NATS: not sent: %d bytes for %s, but max_payload of %s is %d; 1 MB, its usual "
+                "value, is enough (%d such since the last line)",
+                size,
+                subject,
+                self.server,
+                limit,
+                times,
+            )
 
     async def _subscribe_on(self, client: Client, subscription: Subscription) -> None:
         if subscription.ended:

@@ -94,6 +94,8 @@ class NatsSource:
             )
         if self._core.is_followed:
             return "no connection to the event stream: its relay has none to the engine's events"
+        if self._core.silent_since is None and self._core.is_heard:
+            return "its relay is heard, but does not answer when it is asked: see its log"
         if self._core.silent_since is None:
             return f"no connection to the event stream: no relay publishes it as {self.rank.worker}"
         unix_s = time.time() - (time.monotonic() - self._core.silent_since)

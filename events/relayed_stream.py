@@ -162,6 +162,11 @@ class RelayedStream:
         """Whether all that the relay has is here, whatever it hears of its engine."""
         return self._phase is Phase.FOLLOWING
 
+    @property
+    def is_heard(self) -> bool:
+        """Whether the relay was heard since the connect."""
+        return not self._is_unheard
+
     def deadline(self) -> float | None:
         """When `tick` is due; None if nothing is waited for."""
         waited_for = (self._ask_again_at, self._silence_due(), self._relay_lost_at())

@@ -193,6 +193,25 @@ async def test_a_password_is_needed_where_the_server_wants_one(right: bool) -> N
             assert "secret" not in link.problem
 
 
+async def test_a_message_that_the_server_does_not_take_costs_itself_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A state of thousands of blocks where `max_payload` is lowered: it is asked for for ever."""
+    config = tmp_path / "nats.conf"
+    config.write_text("max_payload: 4KB")
+    heard: list[int] = []
+    async with nats_server("--config", str(config)) as server:
+        link = link_to(server.url)
+        async with connected(link):
+            link.subscribe("a", lambda message: heard.append(len(message.payload)))
+            for size in (1, 4096, 4097, 5000, 2):
+                link.publish("a", bytes(size))
+            await eventually(lambda: 2 in heard)
+            assert (link.stats.connects, link.stats.unsent) == (1, 2)
+    assert heard == [1, 4096, 2]
+    assert sum("max_payload" in each.getMessage() for each in caplog.records) == 1
+
+
 async def test_subjects_that_are_not_allowed_are_counted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -289,6 +289,16 @@ async def test_a_relay_without_an_answer_leaves_the_rank_degraded_and_routed_to(
         await eventually(lambda: rig.equals(sink) and source.state is StreamState.LIVE)
 
 
+async def test_a_relay_that_is_heard_and_never_answers_is_not_said_to_be_missing(rig: Rig) -> None:
+    """Its answers are above `max_payload`, say, or permissions keep the question from it."""
+    rig.publish_some(1)
+    rig.relay.streams[RANK].answer = lambda want: []  # type: ignore[method-assign]  # noqa: ARG005  mute
+    async with rig.source() as (source, _):
+        await eventually(
+            lambda: source.state is StreamState.CONNECTING and "not answer" in source.absence
+        )
+
+
 async def test_no_relay_is_no_connection(rig: Rig) -> None:
     rig.relay.streams.clear()
     async with rig.source() as (source, _):
