@@ -54,6 +54,7 @@ class Admin:
                 web.get("/ready", self._ready),
                 web.get("/metrics", self._serve_metrics),
                 web.get("/workers", self._workers),
+                web.get("/prefixes", self._prefixes),
                 web.post("/workers/{name}/drain", self._drain),
                 web.post("/workers/{name}/resume", self._resume),
                 web.post("/explain", self._explain),
@@ -82,6 +83,10 @@ class Admin:
     async def _workers(self, request: web.Request) -> web.Response:
         del request
         return _json(report.workers(self._fleet) | {"replicas": self._replicas()})
+
+    async def _prefixes(self, request: web.Request) -> web.Response:
+        del request
+        return _json(report.prefixes(self._fleet))
 
     async def _drain(self, request: web.Request) -> web.Response:
         return self._move(request, WorkerEvent.DRAIN)
@@ -114,6 +119,7 @@ GET  /health                 the process is alive
 GET  /ready                  a worker is ready and its tokenizer loaded
 GET  /metrics                Prometheus metrics
 GET  /workers                state of each worker and rank
+GET  /prefixes               the prefixes that most ranks hold
 POST /workers/NAME/drain     no new requests for a worker
 POST /workers/NAME/resume    the worker is back
 POST /explain[?path=/v1/...] where a request body would go, and why; nothing is sent

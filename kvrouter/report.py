@@ -6,11 +6,15 @@ from typing import Any
 from events import WorkerRank
 from events.nats_link import NatsLink
 from events.stream import StreamState
+from indexer import HotPrefix
 from kvrouter.fleet import Fleet
 from kvrouter.pool import Pool
 from kvrouter.proof import Verdict
 from kvrouter.rank_state import RankState
 from kvrouter.workers import Worker, WorkerState
+
+HOT_PREFIXES = 20
+"""How many prefixes are shown of each model."""
 
 
 def readiness(fleet: Fleet, link: NatsLink | None = None) -> list[str]:
@@ -54,6 +58,29 @@ def _model(pool: Pool) -> dict[str, Any]:
         "tokenizer": _tokenizer_state(pool),
         "tokenizer_backend": _backend(pool),
         "index": pool.index.stats()._asdict(),
+    }
+
+
+def prefixes(fleet: Fleet) -> dict[str, Any]:
+    """The prefixes that most ranks of a model hold, for GET /prefixes."""
+    return {
+        "models": [
+            {
+                "model": pool.model,
+                "prefixes": [_prefix(pool, each) for each in pool.index.hot_prefixes(HOT_PREFIXES)],
+            }
+            for pool in fleet.pools.values()
+        ]
+    }
+
+
+def _prefix(pool: Pool, prefix: HotPrefix) -> dict[str, Any]:
+    """Its tokens are counted, not told: the index has only hashes."""
+    return {
+        "last_hash": prefix.last_hash.hex(),
+        "blocks": prefix.blocks,
+        "tokens": prefix.blocks * pool.block_size_of(prefix.ranks[0]),
+        "ranks": [{"worker": rank.worker, "dp_rank": rank.dp_rank} for rank in prefix.ranks],
     }
 
 

@@ -124,6 +124,22 @@ def test_another_block_size_than_was_said_is_adopted_logged_once_and_shown(
     assert samples(fleet)["kvrouter_rank_block_size_tokens"] == 768
 
 
+def test_the_prefixes_that_most_ranks_hold_are_shown() -> None:
+    """An operator asks what is cached everywhere: a system prompt, and what two of three have."""
+    fleet = new_fleet()
+    for worker, blocks in (("a", 5), ("b", 3), ("c", 5)):
+        event = BlocksStored(
+            block_hashes=list(range(blocks)), token_ids=[7] * 16 * blocks, block_size=16
+        )
+        fleet.on_batch(join(fleet, worker), EventBatch(0.0, [event]))
+    (shown,) = report.prefixes(fleet)["models"]
+    assert shown["model"] == "m"
+    assert [
+        (each["blocks"], each["tokens"], [rank["worker"] for rank in each["ranks"]])
+        for each in shown["prefixes"]
+    ] == [(3, 48, ["a", "b", "c"]), (5, 80, ["a", "c"])]
+
+
 def test_what_was_predicted_and_what_was_reported_is_told_apart() -> None:
     """An operator asks which way the predictions err: evictions, or blocks that no event told."""
     fleet = new_fleet()
