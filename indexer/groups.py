@@ -11,10 +11,14 @@ from typing import NamedTuple
 
 
 class Window(NamedTuple):
-    """One group's demand: the last `blocks` blocks of the prefix (None: all of them)."""
+    """One group's demand: the last `blocks` blocks of the prefix (None: all of them).
+
+    `first_missing` gives the first position that the group lacks, of those from one to before
+    another; None if it has them all. One call for a whole window: most are there.
+    """
 
     blocks: int | None
-    holds: Callable[[int], bool]
+    first_missing: Callable[[int, int], int | None]
 
 
 def window_blocks(window_tokens: int, block_size: int) -> int:
@@ -40,7 +44,7 @@ def usable_blocks(leading: int, windows: Sequence[Window]) -> int:
 def _first_missing(length: int, windows: Sequence[Window]) -> int | None:
     for window in windows:
         start = 0 if window.blocks is None else max(0, length - window.blocks)
-        for position in range(start, length):
-            if not window.holds(position):
-                return position
+        missing = window.first_missing(start, length)
+        if missing is not None:
+            return missing
     return None

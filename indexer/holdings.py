@@ -221,6 +221,10 @@ class Holdings:
         """All names of the place whose first name is `main`."""
         return [main, *self.aliases.get(main, ())]
 
+    def uses(self, tier: Tier) -> bool:
+        """Whether anything is counted on a tier below the GPU."""
+        return tier in self.lower or any(tier in group.counts for group in self.groups.values())
+
     def is_on(self, main: int, tiers: Iterable[Tier]) -> bool:
         """Whether any name of a place has a copy on one of these lower tiers."""
         counts = [self.lower[tier] for tier in tiers if tier in self.lower]

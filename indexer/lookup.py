@@ -1,6 +1,8 @@
 """Walking the tree with a prompt's hashes: which holder ends where."""
 
+import struct
 from collections.abc import Callable
+from itertools import takewhile
 from typing import NamedTuple
 
 from events import Tier, WorkerRank
@@ -9,6 +11,8 @@ from indexer.hashing import HASH_BYTES
 from indexer.holdings import Group, Holdings
 from indexer.model import OVERLAPS, Overlap
 from indexer.tree import Node, common
+
+_AT_ONCE = 128  # names: a gap costs a look at so many again
 
 _LEVELS = ((Tier.GPU,), (Tier.GPU, Tier.CPU), (Tier.GPU, Tier.CPU, Tier.DISK))
 
@@ -98,7 +102,11 @@ def _ends(
 def overlap(path: list[Step], holdings: Holdings) -> Overlap:
     """The overlap of a holder with several tiers or cache groups."""
     view = _View(path, holdings)
-    gpu, cpu, disk = (view.usable(tiers) for tiers in _LEVELS)
+    gpu = cpu = disk = view.usable(_LEVELS[0])
+    if holdings.uses(Tier.CPU):
+        cpu = disk = view.usable(_LEVELS[1])
+    if holdings.uses(Tier.DISK):
+        disk = view.usable(_LEVELS[2])
     return Overlap(gpu, cpu - gpu, disk - cpu)
 
 
@@ -119,7 +127,8 @@ class _View:
                 self._known |= known << start
                 self._gpu |= (known & ~(run.lower >> at)) << start
             parts.append(names.ljust(count * HASH_BYTES, b"\0"))
-        self._names = b"".join(parts)
+        packed = b"".join(parts)
+        self._names = struct.unpack(f">{len(packed) // HASH_BYTES}Q", packed)
 
     def usable(self, tiers: tuple[Tier, ...]) -> int:
         """How many leading blocks can be used if these tiers count."""
@@ -128,20 +137,57 @@ class _View:
         return usable_blocks(self._leading(tiers), [self._window(group, tiers) for group in groups])
 
     def _leading(self, tiers: tuple[Tier, ...]) -> int:
-        at = (~self._gpu & (self._gpu + 1)).bit_length() - 1
-        while self._known >> at & 1 and (
-            self._gpu >> at & 1 or self._holdings.is_on(self._main_name(at), tiers)
-        ):
-            at += 1
-        return at
+        on_gpu, known = _leading_ones(self._gpu), _leading_ones(self._known)
+        lower = [counts for tier, counts in self._holdings.lower.items() if tier in tiers]
+        if not lower:
+            return on_gpu
+        return _first_without(
+            self._names,
+            on_gpu,
+            known,
+            lower,
+            lambda at: self._gpu >> at & 1 or self._holdings.is_on(self._names[at], tiers),
+        )
 
     def _window(self, group: Group, tiers: tuple[Tier, ...]) -> Window:
-        return Window(group.window_blocks, lambda at: self._is_in(group, at, tiers))
+        held = [counts for tier, counts in group.counts.items() if tier in tiers]
 
-    def _is_in(self, group: Group, position: int, tiers: tuple[Tier, ...]) -> bool:
-        names = self._holdings.names_of(self._main_name(position))
-        return any(group.holds(name, tiers) for name in names)
+        def first_missing(start: int, end: int) -> int | None:
+            at = _first_without(
+                self._names, start, end, held, lambda at: self._is_in(group, self._names[at], tiers)
+            )
+            return at if at < end else None
 
-    def _main_name(self, position: int) -> int:
-        at = position * HASH_BYTES
-        return int.from_bytes(self._names[at : at + HASH_BYTES], "big")
+        return Window(group.window_blocks, first_missing)
+
+    def _is_in(self, group: Group, main: int, tiers: tuple[Tier, ...]) -> bool:
+        return any(group.holds(name, tiers) for name in self._holdings.names_of(main))
+
+
+def _first_without(
+    names: tuple[int, ...],
+    start: int,
+    end: int,
+    maps: list[dict[int, int]],
+    is_else: Callable[[int], object],
+) -> int:
+    """The first position from `start` on that no map has and `is_else` denies, or `end`.
+
+    What one map has without a gap is passed at once, with no step for each.
+    """
+    at = start
+    while at < end:
+        before = at
+        for counts in maps:
+            waiting = names[at : min(at + _AT_ONCE, end)]
+            at += len(list(takewhile(counts.__contains__, waiting)))
+        if at == before:
+            if not is_else(at):
+                return at
+            at += 1
+    return at
+
+
+def _leading_ones(bits: int) -> int:
+    """How many of the lowest bits are set without a gap."""
+    return (~bits & (bits + 1)).bit_length() - 1

@@ -9,7 +9,10 @@ from indexer.groups import Window, usable_blocks, window_blocks
 
 
 def held(blocks: int | None, positions: Collection[int]) -> Window:
-    return Window(blocks, positions.__contains__)
+    def first_missing(start: int, end: int) -> int | None:
+        return next((at for at in range(start, end) if at not in positions), None)
+
+    return Window(blocks, first_missing)
 
 
 def by_trying_all(leading: int, windows: list[tuple[int | None, set[int]]]) -> int:
