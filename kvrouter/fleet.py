@@ -202,7 +202,7 @@ class Fleet:
             return
         pool = self.pool_of(chosen.rank.worker)
         if pool is not None and usage.prompt_tokens:
-            self._compare_counts(pool, prompt, usage)
+            self._compare_counts(pool, prompt, usage, chosen.rank.worker)
         if usage.cached_tokens is not None:
             measured = Measurement(
                 predicted_cached=chosen.held_blocks * chosen.block_size,
@@ -215,17 +215,19 @@ class Fleet:
     def _without_result(self, placement: Placement, outcome: Outcome, prompt: Prompt) -> None:
         """A request that got no output has computed nothing, or events tell what it has."""
         worker = self.workers.get(placement.lease.rank.worker)
+        pool = self.pool_of(placement.lease.rank.worker)
         if worker is not None and outcome is Outcome.ENGINE_FAILED:
             worker.doubt.arise()
-        pool = self.pool_of(placement.lease.rank.worker)
+            if pool is not None:
+                pool.token_counts.doubt(worker.name)
         if pool is not None and placement.lease.prefill_done_at is None:
             pool.scheduler.withdraw(prompt, placement)
 
-    def _compare_counts(self, pool: Pool, prompt: Prompt, usage: Usage) -> None:
+    def _compare_counts(self, pool: Pool, prompt: Prompt, usage: Usage, worker: str) -> None:
         """An engine that got ids counts those: only that it did not says something."""
         if prompt.ids_sent and prompt.prompt_tokens == usage.prompt_tokens:
             return
-        if pool.token_counts.observe(prompt.prompt_tokens, usage.prompt_tokens):
+        if pool.token_counts.observe(prompt.prompt_tokens, usage.prompt_tokens, worker):
             log.error("model %s: degraded: %s", pool.model, pool.token_counts.problem)
 
     def models(self) -> dict[str, Any]:
@@ -303,6 +305,8 @@ class Fleet:
         pool = self.pool_of(rank.worker)
         if pool is not None:
             pool.forget(rank)
+            if reason is ResyncReason.RESTART:
+                pool.token_counts.doubt(rank.worker)
 
     def on_state(self, rank: WorkerRank, stream: StreamState) -> None:
         """The state of a rank's event stream has changed."""

@@ -48,6 +48,7 @@ class Pool:
     def add(self, worker: Worker) -> None:
         """The worker serves this model; called again when it has joined anew."""
         self.workers[worker.name] = worker
+        self.token_counts.doubt(worker.name)
         for rank in worker.ranks:
             self.index.set_capacity(rank, worker.facts.capacity_blocks)
         self.scheduler.look_anew()
@@ -57,6 +58,7 @@ class Pool:
         """The worker does not serve this model any more."""
         self.workers.pop(worker, None)
         self._layout = NO_LAYOUT
+        self.token_counts.doubt(worker)
         self.index.remove_worker(worker)
         self.predicted.drop_worker(worker)
 
@@ -80,6 +82,11 @@ class Pool:
             if model in worker.names:
                 return worker
         return None
+
+    def lets_ids_be_sent(self) -> bool:
+        """Whether the next prompt may go as token ids: all that may get it count as we do."""
+        ready = (name for name, worker in self.workers.items() if worker.state is READY)
+        return self.token_counts.lets_ids_be_sent(ready)
 
     def max_model_len(self) -> int | None:
         """The most tokens that any of the workers takes; None when one does not tell.

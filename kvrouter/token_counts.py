@@ -4,7 +4,8 @@ Where they don't, the tokenizer or the chat template is not the engine's, and ev
 model is a guess. One difference is enough to say so: exact prompts never differ when all is well.
 """
 
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Iterable
 
 WINDOW = 32
 MIN_EQUAL = 8
@@ -20,14 +21,17 @@ class TokenCounts:
     def __init__(self) -> None:
         self._latest: deque[tuple[int, int]] = deque(maxlen=WINDOW)
         self._asked = 0
+        self._equal_of: Counter[str] = Counter()
+        """By worker, since it may have become another engine."""
         self.equal_total = 0
         self.different_total = 0
 
-    def observe(self, ours: int, engines: int) -> bool:
+    def observe(self, ours: int, engines: int, worker: str) -> bool:
         """Take in one answer to a prompt that went as text; True when this brings the problem."""
         if ours == engines:
             self._latest.append((ours, engines))
             self.equal_total += 1
+            self._equal_of[worker] += 1
             return False
         was_fine = not self.problem
         self._latest.append((ours, engines))
@@ -42,9 +46,23 @@ class TokenCounts:
                 return f"tokenizer: the router counts {ours} prompt tokens, the engine {engines}"
         return ""
 
-    def lets_ids_be_sent(self) -> bool:
-        """Whether the next prompt may go to its engine as token ids."""
-        if self.equal_total < MIN_EQUAL or self.problem:
+    def doubt(self, worker: str) -> None:
+        """The worker may be another engine by now, with another tokenizer."""
+        self._equal_of.pop(worker, None)
+
+    def begin_anew(self) -> None:
+        """The router counts by another tokenizer from now on."""
+        self._latest.clear()
+        self._equal_of.clear()
+
+    def lets_ids_be_sent(self, workers: Iterable[str]) -> bool:
+        """Whether the next prompt may go as token ids to whichever of these workers.
+
+        An engine takes the ids of any tokenizer, and answers to what they mean in its own.
+        """
+        if self.problem or self._equal_of.total() < MIN_EQUAL:
+            return False
+        if any(worker not in self._equal_of for worker in workers):
             return False
         self._asked += 1
         return self._asked % TEXT_EVERY != 0

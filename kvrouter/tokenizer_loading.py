@@ -64,6 +64,8 @@ class TokenizerLoader:
         self._failed_at: dict[str, float] = {}
         self._late: dict[str, asyncio.Future[ModelTokenizer]] = {}
         """What is still being loaded, by model."""
+        self._loaded_from: dict[str, str] = {}
+        """Where the tokenizer in use is from, by model."""
         self._names_known_at: float | None = None
 
     async def run(self, fleet: Fleet) -> None:
@@ -75,7 +77,7 @@ class TokenizerLoader:
                 for problem in unserved(self._settings, fleet):
                     log.warning("%s", problem)
             for pool in list(fleet.pools.values()):
-                if pool.tokenizer_loading or self._may_retry(pool):
+                if pool.tokenizer_loading or self._may_retry(pool) or self._is_outdated(pool):
                     await self._load(pool)
             await asyncio.sleep(LOOK_AGAIN_S)
 
@@ -96,6 +98,17 @@ class TokenizerLoader:
             return late.done()
         failed_at = self._failed_at.get(pool.model)
         return failed_at is not None and time.monotonic() - failed_at > RETRY_S
+
+    def _is_outdated(self, pool: Pool) -> bool:
+        """Whether none of the engines has its model where the tokenizer is from any more.
+
+        As when all have been started again with the next version, under the same name.
+        """
+        loaded = self._loaded_from.get(pool.model)
+        if pool.tokenizer is None or loaded is None or self._configured(pool) is not None:
+            return False
+        roots = _roots(pool)
+        return bool(roots) and loaded not in roots
 
     async def _load(self, pool: Pool) -> None:
         known_problem = pool.tokenizer_problem
@@ -120,7 +133,15 @@ class TokenizerLoader:
             pool.tokenizer_problem = "the engine names no root; set --tokenizer"
             return
         load = partial(self._load_from, where, wish, pool.max_model_len)
-        work = self._late.pop(pool.model, None) or _in_thread(load)
+        if pool.tokenizer is not None:
+            log.info("model %s: its engines have it at %s by now", pool.model, where)
+            pool.tokenizer = None
+            pool.tokenizer_problem = f"{where}, where its engines have it by now, is being loaded"
+            pool.token_counts.begin_anew()
+        work = self._late.pop(pool.model, None)
+        if work is None:
+            work = _in_thread(load)
+            self._loaded_from[pool.model] = where
         if not (await asyncio.wait({work}, timeout=self._patience_s))[0]:
             self._late[pool.model] = work
             pool.tokenizer_problem = f"{where} is still being loaded"
@@ -149,14 +170,10 @@ class TokenizerLoader:
             log.warning("model %s: %s", pool.model, tokenizer.chat_problem)
 
     def _where(self, pool: Pool) -> str | None:
-        configured = self._settings.models.get(pool.model) or self._settings.path
-        if configured is not None:
-            return configured
-        for worker in pool.workers.values():
-            for model in worker.facts.models:
-                if model.id == pool.model and model.root:
-                    return model.root
-        return None
+        return self._configured(pool) or next(iter(_roots(pool)), None)
+
+    def _configured(self, pool: Pool) -> str | None:
+        return self._settings.models.get(pool.model) or self._settings.path
 
     def _load_from(
         self, where: str, wish: BackendWish, max_model_len: Callable[[], int | None]
@@ -202,6 +219,16 @@ def unserved(settings: TokenizerConfig, fleet: Fleet) -> list[str]:
                 what = f"no worker serves {name!r}; the models are {', '.join(fleet.pools)}"
             problems.append(f"tokenizer.{field}: {what}")
     return problems
+
+
+def _roots(pool: Pool) -> list[str]:
+    """Where its engines have the model, as far as they tell."""
+    return [
+        model.root
+        for worker in pool.workers.values()
+        for model in worker.facts.models
+        if model.id == pool.model and model.root
+    ]
 
 
 def _in_thread(load: Callable[[], ModelTokenizer]) -> "asyncio.Future[ModelTokenizer]":

@@ -176,7 +176,7 @@ class FrontDoor:
             and prompt.fidelity is Fidelity.EXACT
             and len(prompt.token_ids) > 0
             and may_send_ids(fields)
-            and route.pool.token_counts.lets_ids_be_sent()
+            and route.pool.lets_ids_be_sent()
         )
 
     def _previous_owner(self, fields: RequestBody | None) -> str | None:

@@ -17,6 +17,7 @@ from kvrouter.openai.scan import Usage
 from kvrouter.prompt import Fidelity
 from kvrouter.proof import Measurement
 from kvrouter.report import judge
+from kvrouter.token_counts import MIN_EQUAL
 from kvrouter.workers import ServedModel, WorkerFacts, WorkerState
 
 
@@ -195,6 +196,35 @@ def test_of_a_prompt_that_went_as_ids_only_another_count_says_something(
     counts = pool.token_counts
     assert (counts.equal_total, counts.different_total) == (equal, different)
     assert bool(counts.problem) == bool(different)
+
+
+@pytest.mark.parametrize("how", ["joins", "restarts", "fails", "goes"])
+def test_an_engine_that_may_be_another_gets_no_ids_until_it_has_counted(how: str) -> None:
+    """It was started again with another model: it would take the ids for words of its own."""
+    fleet = new_fleet()
+    rank = join(fleet, "a")
+    pool, prompt = fleet.pools["m"], unique_prompt(1, 33)
+
+    def answer(count: int = MIN_EQUAL) -> bool:
+        for _ in range(count):
+            placed = pool.scheduler.place(prompt, [rank], time.monotonic())
+            fleet.attempt_ended(placed, Outcome.OK, Usage(33, 1, 0), prompt)
+        return pool.lets_ids_be_sent()
+
+    assert answer()
+    if how == "joins":
+        join(fleet, "a")
+    elif how == "restarts":
+        fleet.on_resync(rank, ResyncReason.RESTART)
+    elif how == "fails":
+        placed = pool.scheduler.place(prompt, [rank], time.monotonic())
+        fleet.attempt_ended(placed, Outcome.ENGINE_FAILED, None, prompt)
+    else:
+        fleet.remove("a")
+        join(fleet, "a")
+    assert not pool.lets_ids_be_sent()
+    assert not answer(MIN_EQUAL - 1)
+    assert answer(1)
 
 
 def test_answers_are_measured_and_events_expected() -> None:

@@ -4,16 +4,18 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.fleets import OTHER, join, new_fleet
+from support.fleets import BASE, OTHER, join, new_fleet
 from support.tokenizers import TINY, with_config
 
 from kvrouter.config import ConfigError, TokenizerConfig, WorkerConfig
 from kvrouter.fleet import Fleet
 from kvrouter.supervision import background
 from kvrouter.tokenizer_loading import LOOK_AGAIN_S, TokenizerLoader, check_chat_template
+from kvrouter.workers import ServedModel, WorkerFacts
 
 
 @asynccontextmanager
@@ -45,6 +47,39 @@ async def test_a_model_whose_files_hang_holds_up_no_other(tmp_path: Path) -> Non
         (folder / "tokenizer_config.json").write_text("{}")
         await until(lambda: fleet.pools["m"].tokenizer)
         assert fleet.pools["m"].tokenizer_problem == ""
+
+
+def at_root(root: Path | None) -> WorkerFacts:
+    """An engine that has `m` there."""
+    return replace(BASE, models=(ServedModel("m", None if root is None else str(root)),))
+
+
+async def test_the_tokenizer_of_engines_that_have_the_next_version_is_loaded(
+    tmp_path: Path,
+) -> None:
+    """All engines of a name are started again with a model at another place, one by one."""
+    one, two = (with_config(tmp_path / name) for name in ("one", "two"))
+    config = TokenizerConfig(backend="hf", cache_bytes=0)
+    async with loading(config) as fleet:
+        join(fleet, "a", at_root(one))
+        join(fleet, "c", at_root(one))
+        pool = fleet.pools["m"]
+        pool.tokenizer_problem = ""
+        await until(lambda: pool.tokenizer)
+        first = pool.tokenizer
+        pool.token_counts.observe(1, 2, "a")
+        join(fleet, "a", at_root(two))
+        join(fleet, "c", at_root(None))  # does not tell for a moment
+        join(fleet, "c", at_root(one))
+        await asyncio.sleep(3 * LOOK_AGAIN_S)
+        assert pool.tokenizer is first
+        join(fleet, "c", at_root(two))
+        await until(lambda: pool.tokenizer is not first and pool.tokenizer)
+        assert (pool.tokenizer_problem, pool.token_counts.problem) == ("", "")
+        join(fleet, "a", at_root(tmp_path / "none"))
+        join(fleet, "c", at_root(tmp_path / "none"))
+        await until(lambda: "no folder" in pool.tokenizer_problem)
+        assert pool.tokenizer is None
 
 
 def warned(caplog: pytest.LogCaptureFixture) -> list[str]:
