@@ -368,6 +368,9 @@ class _Loading:
             raise SnapshotError(f"a segment does not go with those before it: {error}") from error
 
     def _add(self, segment: _Segment) -> tuple[Run, int]:
+        size = len(segment.hashes)
+        if not size or size % HASH_BYTES or len(segment.names) != size:
+            raise SnapshotError("a segment has other hashes than names")
         tree = self._holdings.tree
         node, start = tree.root, 0
         if segment.behind >= 0:
@@ -375,11 +378,8 @@ class _Loading:
             node, start = run.place(position)
             start += 1
         spans = tree.place(node, start, segment.lead + segment.hashes, self._holdings.bit)
-        own = list(_behind(spans, len(segment.lead) // HASH_BYTES))
-        if sum(span.blocks for span in own) * HASH_BYTES != len(segment.names) or not own:
-            raise SnapshotError("a segment has other hashes than names")
         at, lower = 0, int.from_bytes(segment.lower, "big")
-        for node, start, blocks in own:
+        for node, start, blocks in _behind(spans, len(segment.lead) // HASH_BYTES):
             names = segment.names[at * HASH_BYTES : (at + blocks) * HASH_BYTES]
             end = self._holdings.restore(node, start, names, lower >> at & ones(blocks))
             at += blocks

@@ -25,6 +25,8 @@ async def test_workers_shows_each_rank_with_how_far_it_can_be_believed() -> None
         await running.chat("hello " * 50)
         async with running.session.get(running.admin + "/workers") as response:
             shown = await response.json()
+        async with running.session.get(running.admin + "/prefixes") as response:
+            assert [each["prefixes"] for each in (await response.json())["models"]] == [[]]
         heard, deaf = shown["workers"]
         assert [rank["events"]["stream"] for rank in heard["ranks"]] == ["live", "live"]
         endpoints = {rank["events"]["endpoint"] for rank in heard["ranks"]}

@@ -3,10 +3,12 @@
 from random import Random
 
 import pytest
+from msgspec import msgpack
 from support.index_comparison import counts
 from support.index_content import content
 from support.naive_index import NaiveIndex
 from support.odd_engines import Engine, draw_traits
+from xxhash import xxh3_64_intdigest
 
 from events import (
     BlocksRemoved,
@@ -18,7 +20,16 @@ from events import (
     WorkerRank,
 )
 from indexer import Overlap, RadixIndex, block_hashes
-from indexer.snapshot import Loader, SnapshotError, dump
+from indexer.hashing import RULE_VERSION
+from indexer.snapshot import (
+    FORMAT_VERSION,
+    Loader,
+    SnapshotError,
+    _Blocks,
+    _Head,
+    _Segment,
+    dump,
+)
 
 W1, W2 = WorkerRank("w1"), WorkerRank("w2", 1)
 IDS = list(range(4000))
@@ -199,6 +210,22 @@ def test_a_damaged_snapshot_is_noticed(index: RadixIndex, damage: str) -> None:
     other.check()
     with pytest.raises(SnapshotError):
         loader.feed(chunks[0])
+
+
+@pytest.mark.parametrize("names", [b"", b"x" * 8, b"x" * 17])
+def test_a_segment_whose_names_do_not_fit_its_hashes_leaves_no_nodes(names: bytes) -> None:
+    """Of a sender that is wrong itself, not of a bad line: the checksum fits."""
+    loader = Loader(other := RadixIndex())
+    segment = _Segment(-1, b"", b"h" * 16, names, b"")
+    checksum = 0
+    head, bad = map(msgpack.encode, (_Head(FORMAT_VERSION, RULE_VERSION), _Blocks(W1, [segment])))
+    checksum = xxh3_64_intdigest(head, checksum)
+    loader.feed(checksum.to_bytes(8, "big") + head)
+    checksum = xxh3_64_intdigest(bad, checksum)
+    with pytest.raises(SnapshotError):
+        loader.feed(checksum.to_bytes(8, "big") + bad)
+    other.check()
+    assert other.stats().nodes == 0
 
 
 def test_another_version_is_refused(index: RadixIndex, monkeypatch: pytest.MonkeyPatch) -> None:
