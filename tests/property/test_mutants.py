@@ -50,6 +50,9 @@ MUTANTS = {
     "one removal takes all copies of an evicted tail": Mutant(
         holdings.Holdings, "_evict_tail", "not self.copies.keys().isdisjoint(gone)", "False"
     ),
+    "an evicted tail is cut off whoever has a part of it": Mutant(
+        tree.Tree, "cut_back", "and not node.some", ""
+    ),
     "decoding lengthens a leaf that others have in full too": Mutant(
         holdings.Holdings, "lengthen", "node.full != self.bit", "not node.full & self.bit"
     ),

@@ -88,13 +88,17 @@ class Engine:
 
     def next_event(self, state: NaiveRank, rng: Random) -> Event:
         """Something that this engine may say next."""
-        kind = rng.choices(["store", "remove", "again", "bare", "clear"], [10, 8, 2, 1, 0.3])[0]
+        kinds = {"store": 10, "evict": 6, "remove": 4, "again": 2, "bare": 1, "clear": 0.3}
+        kind = rng.choices(list(kinds), list(kinds.values()))[0]
         if kind == "clear":
             return BlocksCleared()
         if kind == "store" or not state.known():
             return self._stored(state, rng)
-        names = self._known_names(state, rng)
         tier = rng.choice(self.traits.tiers)
+        if kind == "evict":
+            tail = self._tail(state, rng)
+            return BlocksRemoved(block_hashes=tail, tier=tier, group=self._group(rng)[0])
+        names = self._known_names(state, rng)
         if kind == "again":
             return self._stored_again(state, rng, tier)
         if kind == "bare":
@@ -111,6 +115,17 @@ class Engine:
         names = rng.sample(known, min(len(known), rng.randint(1, 3)))
         if rng.random() < 0.2:
             names.insert(rng.randrange(len(names) + 1), rng.choice(WILD_NAMES))
+        return names
+
+    def _tail(self, state: NaiveRank, rng: Random) -> list[EngineHash]:
+        """The last blocks of some prompt, the last one first, as engines evict."""
+        name_of = {state.meaning[name]: name for name in state.known()}
+        above = {path[:-1] for path in name_of}
+        path = rng.choice([path for path in name_of if path not in above])
+        names: list[EngineHash] = []
+        while path in name_of and (not names or rng.random() < 0.7):
+            names.append(name_of[path])
+            path = path[:-1]
         return names
 
     def _stored_again(self, state: NaiveRank, rng: Random, tier: Tier) -> BlocksStored:
