@@ -13,11 +13,13 @@ import asyncio
 import contextlib
 import logging
 import socket
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import cast
 
 from events.bus import Hear
+from events.sparingly import Sparingly
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +27,7 @@ MAX_FRAME_BYTES = 8 * 2**20
 MAX_UNSENT_BYTES = 8 * 2**20
 """Above that, what a process does not read is dropped: it will see the gap and ask."""
 LOOK_S = 0.5
+_COMPLAIN_EVERY_S = 60.0
 _LENGTH_BYTES = 4
 _SUFFIX = ".sock"
 
@@ -42,6 +45,7 @@ class LocalBus:
         self._speakers: dict[str, _Speaker] = {}
         self._listeners: set[_Listener] = set()
         self._runs = False
+        self._complaints = Sparingly(_COMPLAIN_EVERY_S)
 
     @property
     def is_connected(self) -> bool:
@@ -112,10 +116,16 @@ class LocalBus:
         try:
             _, speaker = await loop.create_unix_connection(_Speaker, str(path))
         except ConnectionRefusedError:
-            path.unlink(missing_ok=True)  # noqa: ASYNC240  a local name, gone at once
+            with contextlib.suppress(OSError):  # in a directory of many users it may have to stay
+                if path.is_socket():  # noqa: ASYNC240  a local name, seen and gone at once
+                    path.unlink(missing_ok=True)  # noqa: ASYNC240  likewise
             return
         except OSError as error:
-            log.warning("no connection to %s: %s", path, error)
+            times = self._complaints.due(time.monotonic())
+            if times:
+                log.warning(
+                    "no connection to %s: %s (%d such since the last line)", path, error, times
+                )
             return
         speaker.write(_frame(self.name.encode()))
         self._speakers[name] = speaker

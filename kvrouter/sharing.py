@@ -22,7 +22,7 @@ from events.stream import SubscriptionSettings
 from events.subjects import Subjects
 from indexer import PredictedBlocks
 from indexer.hashing import RULE_VERSION
-from kvrouter.config import Config, NatsConfig
+from kvrouter.config import Config, ConfigError, NatsConfig
 from kvrouter.fleet import Fleet
 from kvrouter.handing_over import HandingOver
 from kvrouter.joint_predictions import Expectations, JointPredictions, expect_sampled
@@ -30,6 +30,7 @@ from kvrouter.load import Load
 from kvrouter.replication import Replication
 from kvrouter.shared_load import SharedLoad
 from kvrouter.warm_start import WarmStart
+from kvrouter.worker_url import MAX_PATH_BYTES
 
 
 class Warmth:
@@ -73,7 +74,10 @@ class Sharing:
 
 
 def share(config: Config, load: Load, link: NatsLink | None, name: str) -> Sharing | None:
-    """The parts that the configuration asks for; None if this router is to be alone."""
+    """The parts that the configuration asks for; None if this router is to be alone.
+
+    Raises ConfigError when the directory of the local bus cannot be used.
+    """
     settings = config.replicas
     if not settings.sync or not (link or settings.local_bus):
         return None
@@ -82,7 +86,7 @@ def share(config: Config, load: Load, link: NatsLink | None, name: str) -> Shari
     if link is not None:
         buses.append(NatsBus(link, Subjects(config.nats.prefix), name))
     if settings.local_bus:
-        buses.append(LocalBus(Path(settings.local_bus), name))
+        buses.append(_local_bus(Path(settings.local_bus), name))
     lately_s = max(config.prediction.ttl_s, config.prediction.blind_ttl_s)
     ledger = Ledger(name, epoch, LedgerSettings(lately_s=lately_s))
     mirror = Mirror(name, epoch, Random(), MirrorSettings(lease_s=settings.lease_s))
@@ -91,6 +95,21 @@ def share(config: Config, load: Load, link: NatsLink | None, name: str) -> Shari
     bus = buses[0] if len(buses) == 1 else Buses(buses)
     replication = Replication(ledger, mirror, shared, bus, beat_s=settings.beat_s)
     return Sharing(shared, replication, PredictedBlocks())
+
+
+def _local_bus(directory: Path, name: str) -> LocalBus:
+    path = directory / f"{name}.sock"
+    if len(os.fsencode(path)) > MAX_PATH_BYTES:
+        raise ConfigError(
+            f"replicas.local_bus: {path} is too long for a socket ({MAX_PATH_BYTES} bytes at most)"
+        )
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"replicas.local_bus: {directory}: {error.strerror}") from error
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise ConfigError(f"replicas.local_bus: {directory}: may not be written to")
+    return LocalBus(directory, name)
 
 
 def joint(own: PredictedBlocks, sharing: Sharing | None) -> Expectations:

@@ -93,6 +93,24 @@ async def test_the_socket_of_a_dead_process_is_removed(parts: list[Part], tmp_pa
     await stop(*parts)
 
 
+async def test_what_is_no_socket_of_a_process_disturbs_none(
+    parts: list[Part], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The directory has been used for something else, too."""
+    await meet(*parts)
+    (tmp_path / "bus" / "a-file.sock").write_text("")
+    (tmp_path / "bus" / "folder.sock").mkdir()
+    (tmp_path / "bus" / "loop.sock").symlink_to("loop.sock")
+    late = Part(tmp_path / "bus", "late")
+    await meet(*parts, late)
+    await asyncio.sleep(0.5)
+    assert not late.task.done()
+    await meet(*parts, late)
+    await stop(*parts, late)
+    assert (tmp_path / "bus" / "a-file.sock").exists()
+    assert len(caplog.records) <= 4
+
+
 async def test_a_process_that_does_not_read_is_dropped_not_waited_for(tmp_path: Path) -> None:
     speaker = Part(tmp_path, "speaker")
     deaf = tmp_path / "deaf.sock"

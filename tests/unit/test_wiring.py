@@ -1,5 +1,6 @@
 """What is configured reaches the part that it is for."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,9 +8,10 @@ from support.fleets import BASE, join
 from support.prompts import prompt_of, unique_prompt
 
 from events import BlocksStored, EventBatch, Tier, WorkerRank
-from kvrouter.config import Config, parse_config
+from kvrouter.config import Config, ConfigError, parse_config
 from kvrouter.fleet import Fleet
 from kvrouter.load import Load, Outcome
+from kvrouter.sharing import share
 from kvrouter.wiring import new_fleet, source_settings
 from kvrouter.workers import WorkerFacts
 
@@ -30,6 +32,17 @@ def test_predictions_last_as_long_as_is_configured() -> None:
     scheduler.place(prompt, [rank], 0.0).lease.settle(Outcome.OK, 0.0)
     assert scheduler.decide(prompt, [rank], 4.9).chosen.held_blocks > 0
     assert scheduler.decide(prompt, [rank], 5.1).chosen.held_blocks == 0
+
+
+def test_a_directory_that_can_not_hold_the_local_bus_is_told_at_start(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    for directory, problem in ((tmp_path / ("x" * 99), "too long"), (file, "exists")):
+        config = configured(replicas={"local_bus": str(directory)})
+        with pytest.raises(ConfigError, match=rf"replicas\.local_bus: .*(?i:{problem})"):
+            share(config, Load(), None, "r")
+    config = configured(replicas={"local_bus": str(tmp_path / "new" / "bus")})
+    assert share(config, Load(), None, "r")
 
 
 @pytest.mark.parametrize("credit", [0.0, 0.5, 1.0])
