@@ -30,7 +30,8 @@ def may_send_ids(request: RequestBody) -> bool:
             return False
     if request.endpoint is Endpoint.COMPLETIONS:
         return isinstance(request.prompt, str)
-    return request.endpoint is Endpoint.CHAT
+    # Beside a null the ids would be the second member of that name, and which counts is not said.
+    return request.endpoint is Endpoint.CHAT and not request.raw("kv_transfer_params")
 
 
 def with_prompt_ids(body: bytes, endpoint: Endpoint, ids: "array[int]") -> bytes:

@@ -48,6 +48,12 @@ def test_plain_requests_may(kind: Endpoint, fields: dict[str, Any]) -> None:
     assert may_send_ids(request(kind, **fields))
 
 
+def test_a_chat_that_has_the_member_already_may_not() -> None:
+    """Some clients send every field, a null where they want nothing."""
+    assert not may_send_ids(request(Endpoint.CHAT, **CHAT, kv_transfer_params=None))
+    assert may_send_ids(request(Endpoint.COMPLETIONS, prompt="hi", kv_transfer_params=None))
+
+
 @pytest.mark.parametrize(
     "option",
     [
