@@ -31,7 +31,8 @@ log = logging.getLogger(__name__)
 AT_ONCE = 16
 """Ranks that begin at the same time."""
 COMPANY_S = 2.0
-"""How long after the start to wait for a first sign of another replica, besides a beat."""
+"""How long after the start to wait for other replicas, besides a beat: for a sign of any, and for
+one that has something. Who starts at the same time is heard first, and has nothing."""
 OFFERS_S = 0.3
 QUESTIONS = 5
 """How often to ask replicas that don't answer: a busy one may be late, an older one never will."""
@@ -92,7 +93,7 @@ class WarmStart:
             offers, is_all = await self._offers(rank)
             unanswered += not is_all
             nobody = not offers and (is_all or unanswered >= QUESTIONS)
-            if nobody or rank not in self._fleet.ranks:
+            if (nobody and self._all_heard()) or rank not in self._fleet.ranks:
                 return None
             joined = [offer for offer in offers if joins(offer.position)]
             if joined:
@@ -114,6 +115,10 @@ class WarmStart:
         while not self._replicas and time.monotonic() < self._company_by:  # noqa: ASYNC110  nobody tells
             await asyncio.sleep(_LOOK_S)
         return self._replicas > 0
+
+    def _all_heard(self) -> bool:
+        """Whether each other replica has had the time to be heard since the start."""
+        return self._company_by is None or time.monotonic() >= self._company_by
 
     @property
     def _replicas(self) -> int:

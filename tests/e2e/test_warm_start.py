@@ -43,7 +43,7 @@ def warmth_of(router: Router) -> Warmth:
 
 
 async def traffic(made: Group, count: int) -> None:
-    routers = made.routers
+    routers = list(made.routers)
     for number in range(count):
         text = f"document {number % 7} " * 80 + f" question {number}"
         await made.chat(routers[number % len(routers)], text)

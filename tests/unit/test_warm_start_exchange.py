@@ -221,6 +221,26 @@ async def test_few_ranks_begin_at_the_same_time_and_none_without_others(
         assert not is_worth_it
 
 
+async def test_who_starts_with_others_waits_for_one_that_has_something(replicas: Replicas) -> None:
+    """R1: the first to be heard has just started too, and answers that it has nothing."""
+    air, new, old, other = replicas
+    async with new.taking.turn():
+        restoring = asyncio.create_task(new.restore())
+        await eventually(lambda: sum(isinstance(each, IndexOffer) for each in air.said) >= 2)
+        old.knows(40, AT)
+        assert await restoring == AT
+    assert (new.blocks, other.blocks) == (40, 0)
+
+
+async def test_where_nobody_has_anything_the_wait_ends(
+    replicas: Replicas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvrouter.warm_start.COMPANY_S", 0.1)
+    _, new, _, _ = replicas
+    async with new.taking.turn():
+        assert await new.restore() is None
+
+
 def test_more_takers_than_may_wait_are_told_to_try_again() -> None:
     """A fleet of routers is started at once."""
     air = Air()
