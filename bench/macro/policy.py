@@ -205,7 +205,14 @@ def main() -> None:
     """Measure what is asked for and print it."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--trace", type=Path, metavar="FILE", help="in the form of Mooncake's")
-    parser.add_argument("--only", nargs="+", choices=SCENARIOS, default=list(SCENARIOS))
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=SCENARIOS,
+        default=list(SCENARIOS),
+        metavar="SCENARIO",
+        help="of: " + "; ".join(SCENARIOS),
+    )
     parser.add_argument("--requests", type=int, metavar="N", help="only the first N")
     parser.add_argument("--dynamo-python", default=sys.executable, metavar="PYTHON")
     parser.add_argument("--seed", type=int, default=0)
