@@ -25,9 +25,7 @@ COMPILED = [
     "kvrouter/policy/filters.py",
     "kvrouter/policy/pickers.py",
     "kvrouter/policy/scorers.py",
-    "kvrouter/prefills.py",
     "kvrouter/prompt.py",
-    "kvrouter/rank_load.py",
     "kvrouter/scheduler.py",
 ]
 
