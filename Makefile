@@ -6,6 +6,9 @@ READY := $(VENV)/ready
 
 COMPILED := .venv-compiled
 
+# Two tests at once, as two cores can bear; a file that takes long does not hold the other core up.
+AT_ONCE := -n 2 --dist worksteal
+
 .PHONY: help setup compiled test-compiled demo demo-replicas test test-slow test-vllm check format clean
 
 help:
@@ -35,10 +38,10 @@ demo-replicas: $(READY)  ## three routers that agree over NATS
 	$(BIN)/kvrouter demo --replicas 3
 
 test: $(READY)  ## the tests (a few minutes)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(AT_ONCE)
 
 test-compiled: $(COMPILED)/ready  ## the tests, with what a decision runs through compiled
-	KVROUTER_TEST_COMPILED=1 $(COMPILED)/bin/pytest
+	KVROUTER_TEST_COMPILED=1 $(COMPILED)/bin/pytest $(AT_ONCE)
 
 test-slow: $(READY)  ## the long tests
 	$(BIN)/python -m pytest -m slow --timeout 900
