@@ -52,8 +52,12 @@ def test_a_prompt_longer_than_its_chunks_ends_with_tokens_of_its_own() -> None:
             "1: 2 hash",
         ),
         (b"\x1f\x8bbroken", "cannot be read"),
-        (gzip.compress(LINES.encode())[:-9], "cannot be read"),
-        (gzip.compress(LINES.encode())[:12] + b"\xff\xff\xff\xff", "cannot be read"),
+        pytest.param(gzip.compress(LINES.encode())[:-9], "cannot be read", id="gzip cut off"),
+        pytest.param(
+            gzip.compress(LINES.encode())[:12] + b"\xff\xff\xff\xff",
+            "cannot be read",
+            id="bad gzip",
+        ),
     ],
 )
 def test_what_is_no_trace_is_refused_with_its_place(
