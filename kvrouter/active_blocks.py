@@ -14,35 +14,29 @@ them than distinct active blocks, and an unheld run leaves the tree at once.
 from bisect import bisect_left
 from collections.abc import Iterator
 
+import msgspec
+
 from events import WorkerRank
 from kvrouter.prompt import HASH_BYTES
 
 
-class _Run:
+class _Run(msgspec.Struct, eq=False):
     """Blocks in a row with the same holders. `start` and the length of `hashes` are in bytes."""
 
-    __slots__ = ("active", "children", "hashes", "parent", "start")
-
-    def __init__(self, parent: "_Run | None", start: int, hashes: bytes) -> None:
-        self.parent = parent
-        self.start = start
-        self.hashes = hashes
-        self.children: dict[bytes, _Run] = {}
-        self.active: dict[WorkerRank, int] = {}
+    parent: "_Run | None"
+    start: int
+    hashes: bytes
+    children: "dict[bytes, _Run]" = {}
+    active: dict[WorkerRank, int] = {}
 
 
-class Hold:
-    """One active prompt's place in the tree; to be handed back to it.
+class Hold(msgspec.Struct, frozen=True, eq=False):
+    """One active prompt's place in the tree; to be handed back to it."""
 
-    `added_blocks` were not active on the rank before.
-    """
-
-    __slots__ = ("added_blocks", "leaf", "rank")
-
-    def __init__(self, rank: WorkerRank, leaf: _Run) -> None:
-        self.rank = rank
-        self.leaf = leaf
-        self.added_blocks = 0
+    rank: WorkerRank
+    leaf: _Run
+    added_blocks: int
+    """Blocks that were not active on the rank before."""
 
 
 class ActiveBlocks:
@@ -52,27 +46,43 @@ class ActiveBlocks:
         self._root = _Run(None, 0, b"")
 
     def hold(self, rank: WorkerRank, hashes: bytes) -> Hold:
-        """A request with these blocks becomes active."""
-        hold = Hold(rank, self._descend(hashes))
-        run, added = hold.leaf, 0
-        while run.parent is not None:
-            active = run.active.get(rank, 0)
-            run.active[rank] = active + 1
-            if not active:
-                added += len(run.hashes)
-            run = run.parent
-        hold.added_blocks = added // HASH_BYTES
-        return hold
+        """A request with these blocks becomes active.
+
+        Its last run ends where `hashes` do: made, or split off, where there is none.
+        """
+        run, position, added = self._root, 0, 0
+        while position < len(hashes):
+            key = hashes[position : position + HASH_BYTES]
+            child = run.children.get(key)
+            if child is None:
+                child = run.children[key] = _Run(run, position, hashes[position:])
+            elif not hashes.startswith(child.hashes, position):
+                child = _split(run, child, _common(child.hashes, hashes[position:]))
+            run = child
+            length = len(run.hashes)
+            position += length
+            active = run.active.get(rank)
+            if active is None:
+                run.active[rank] = 1
+                added += length
+            else:
+                run.active[rank] = active + 1
+        return Hold(rank, run, added // HASH_BYTES)
 
     def release(self, hold: Hold) -> int:
         """The request is over (to be told once). The number of blocks no longer active there."""
-        freed = 0
-        for run in _upwards(hold.leaf):
-            if _count_down(run.active, hold.rank):
-                freed += len(run.hashes) // HASH_BYTES
-            if not run.active and run.parent is not None:
-                del run.parent.children[run.hashes[:HASH_BYTES]]
-        return freed
+        rank, run, freed = hold.rank, hold.leaf, 0
+        while (parent := run.parent) is not None:
+            active = run.active[rank]
+            if active > 1:
+                run.active[rank] = active - 1
+            else:
+                del run.active[rank]
+                freed += len(run.hashes)
+                if not run.active:
+                    del parent.children[run.hashes[:HASH_BYTES]]
+            run = parent
+        return freed // HASH_BYTES
 
     def leading(self, hashes: bytes) -> dict[WorkerRank, int]:
         """How many leading blocks of `hashes` are active, for each rank with any."""
@@ -105,20 +115,6 @@ class ActiveBlocks:
                 _require(bool(child.active), "no unheld run stays")
                 _check_counts(child, None if run is self._root else run)
 
-    def _descend(self, hashes: bytes) -> _Run:
-        """The run that ends where `hashes` do; made, or split off, where there is none."""
-        run, position = self._root, 0
-        while position < len(hashes):
-            key = hashes[position : position + HASH_BYTES]
-            child = run.children.get(key)
-            if child is None:
-                child = run.children[key] = _Run(run, position, hashes[position:])
-            elif not hashes.startswith(child.hashes, position):
-                child = _split(run, child, _common(child.hashes, hashes[position:]))
-            position += len(child.hashes)
-            run = child
-        return run
-
     def _path(self, hashes: bytes) -> Iterator[tuple[_Run, int]]:
         """The runs that `hashes` goes through, each with the byte position of the last match."""
         position = 0
@@ -130,13 +126,6 @@ class ActiveBlocks:
             yield run, position
             if common < len(run.hashes):
                 return
-
-
-def _upwards(run: _Run) -> Iterator[_Run]:
-    """`run` and its ancestors, without the root."""
-    while run.parent is not None:
-        yield run
-        run = run.parent
 
 
 def _split(parent: _Run, run: _Run, at: int) -> _Run:
@@ -162,15 +151,6 @@ def _common(left: bytes, right: bytes) -> int:
         return left[start : start + HASH_BYTES] != right[start : start + HASH_BYTES]
 
     return bisect_left(blocks, True, key=differs) * HASH_BYTES
-
-
-def _count_down(counts: dict[WorkerRank, int], rank: WorkerRank) -> bool:
-    """One less; whether that was the last."""
-    if counts[rank] > 1:
-        counts[rank] -= 1
-        return False
-    del counts[rank]
-    return True
 
 
 def _check_counts(run: _Run, parent: _Run | None) -> None:

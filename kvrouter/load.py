@@ -23,7 +23,7 @@ but touch nothing, not even a rank of the same name that has come back meanwhile
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import Protocol
 
@@ -34,7 +34,10 @@ from kvrouter.active_blocks import ActiveBlocks, Hold
 from kvrouter.pace import Paces
 from kvrouter.prefills import Prefills
 from kvrouter.prompt import HASH_BYTES, Prompt
-from kvrouter.rank_load import IDLE, RECENT_HALF_LIFE_S, RankLoad, decayed, recency
+from kvrouter.rank_load import IDLE, RECENT_HALF_LIFE_S, Loads, RankLoad, decayed, recency
+
+_MOST_STALE, _MOST_VIEWS = 1000, 16
+"""Notes and views that are kept; with more of them all begins anew, which costs a look at each."""
 
 
 class Outcome(StrEnum):
@@ -87,7 +90,7 @@ class LoadView(Protocol):
     ) -> "Lease":
         """Count a request."""
 
-    def of_each(self, ranks: Sequence[WorkerRank]) -> list[RankLoad]:
+    def of_each(self, ranks: Sequence[WorkerRank]) -> Loads:
         """The load of each of these ranks."""
 
     def slowness(self, ranks: Sequence[WorkerRank]) -> list[float]:
@@ -109,7 +112,7 @@ class Totals(msgspec.Struct, frozen=True):
 class _Entry:
     """The counts of one rank from its first booking to its removal.
 
-    Whoever changes one of them sets `seen` to None.
+    Whoever changes one of them calls `changed`.
     """
 
     __slots__ = (
@@ -121,11 +124,16 @@ class _Entry:
         "last_turn",
         "leases",
         "prefills",
+        "rank",
         "seen",
+        "stale",
     )
 
-    def __init__(self, half_life_s: float) -> None:
+    def __init__(self, rank: WorkerRank, half_life_s: float, stale: list[WorkerRank]) -> None:
+        self.rank = rank
         self.half_life_s = half_life_s
+        self.stale = stale
+        """Where ranks are noted whose counts have changed since somebody saw them."""
         self.block_size = 1
         self.prefills: Prefills[Lease] = Prefills()
         self.decode_tokens = 0
@@ -136,13 +144,16 @@ class _Entry:
         self.seen: RankLoad | None = None
         """The counts as one value, until they change."""
 
-    @property
-    def load(self) -> RankLoad:
-        """The counts; made anew only after a change, for decisions look at all ranks each time."""
-        return self.seen or self.look()
+    def changed(self) -> None:
+        """One of the counts is another now."""
+        if self.seen is not None:
+            self.seen = None
+            self.stale.append(self.rank)
 
     def look(self) -> RankLoad:
-        """Make `seen` anew."""
+        """The counts; made anew only after a change, for decisions look at all ranks each time."""
+        if self.seen is not None:
+            return self.seen
         prefills = self.prefills
         oldest = prefills.oldest
         self.seen = RankLoad(
@@ -170,19 +181,22 @@ class _Entry:
         recent = decayed(self.dispatched_tokens, age_s, self.half_life_s)
         self.dispatched_tokens = recent + uncached_tokens
         self.dispatched_at = now
-        self.seen = None
+        self.changed()
 
     def refused(self, uncached_tokens: int, booked_at: float, now: float) -> None:
         """A request that was booked then turned out to be no work."""
         faded = 0.5 ** (max(0.0, now - booked_at) / self.half_life_s)
-        recent = self.load.recent_tokens(now) - uncached_tokens * faded
+        recent = self.look().recent_tokens(now) - uncached_tokens * faded
         self.dispatched_tokens = recent if recent >= 1.0 else 0.0  # no crumbs of rounding
         self.dispatched_at = now
-        self.seen = None
+        self.changed()
 
 
 class Lease:
-    """One booked request on one rank. Every method may be called late, early or again."""
+    """One booked request on one rank. Every method may be called late, early or again.
+
+    A new one enters the request into its rank's counts; see `Load.book`.
+    """
 
     __slots__ = (
         "_entry",
@@ -204,10 +218,17 @@ class Lease:
     )
 
     def __init__(
-        self, load: "Load", rank: WorkerRank, prefill_tokens: int, block_size: int, now: float
+        self,
+        load: "Load",
+        entry: _Entry,
+        prompt: Prompt,
+        hashes: bytes,
+        prefill_tokens: int,
+        block_size: int,
+        now: float,
     ) -> None:
-        self.rank = rank
-        self.number = load._turn  # noqa: SLF001 - a lease is a part of its load
+        self.rank = entry.rank
+        self.number = entry.last_turn
         """Of all bookings of this load, from 1 on."""
         self.prefill_tokens = prefill_tokens
         """Prompt tokens that the rank was expected not to have cached."""
@@ -218,13 +239,24 @@ class Lease:
         self.outcome: Outcome | None = None
         self.settled_at: float | None = None
         self._load = load
-        self._entry: _Entry | None = None
-        self._hold: tuple[ActiveBlocks, Hold] | None = None
-        self._length = 0
-        self._full_at = 0
+        self._entry: _Entry | None = entry
+        self._length = max(prompt.prompt_tokens, len(prompt.token_ids))
+        self._hashed_blocks = len(hashes) // HASH_BYTES
+        blocks = -(-self._length // block_size)
+        self._own_blocks = blocks - self._hashed_blocks
+        """Blocks that no hash names: the prompt's last part, and output."""
+        self._full_at = blocks * block_size - self._length
         """So many output tokens fill the blocks that are counted."""
-        self._hashed_blocks = 0
-        self._own_blocks = 0
+        self._hold: tuple[ActiveBlocks, Hold] | None = None
+        added_blocks = self._own_blocks
+        if hashes:
+            tree = load._tree(block_size)  # noqa: SLF001 - a lease is a part of its load
+            hold = tree.hold(entry.rank, hashes)
+            self._hold = (tree, hold)
+            added_blocks += hold.added_blocks
+        entry.decode_tokens += added_blocks * block_size
+        entry.leases.add(self)
+        entry.prefills.add(self, prefill_tokens, now)
 
     def prefill_done(self, now: float) -> None:
         """The first output byte is here."""
@@ -233,7 +265,7 @@ class Lease:
         self.prefill_done_at = now
         if self._entry is not None:
             self._entry.prefills.done(self, now)
-            self._entry.seen = None
+            self._entry.changed()
             if self._load.journal is not None:
                 self._load.journal.prefill_done(self, now)
 
@@ -275,24 +307,6 @@ class Lease:
         self.detach(now)
         return True
 
-    def attach(self, entry: _Entry, prompt: Prompt, cached_blocks: int) -> None:
-        """Enter the request into its rank's counts. Called once, by `Load.book`."""
-        hashes = prompt.hashes(self.block_size)
-        self._entry = entry
-        self._length = max(prompt.prompt_tokens, len(prompt.token_ids))
-        self._hashed_blocks = len(hashes) // HASH_BYTES
-        entry.leases.add(self)
-        entry.prefills.add(self, self.prefill_tokens, self.booked_at)
-        if hashes:
-            tree = self._load._tree(self.block_size)  # noqa: SLF001 - see above
-            hold = tree.hold(self.rank, hashes)
-            self._hold = (tree, hold)
-            entry.decode_tokens += hold.added_blocks * self.block_size
-        entry.seen = None
-        self._grow()
-        if self._load.journal is not None:
-            self._load.journal.booked(self, hashes, cached_blocks)
-
     def detach(self, now: float) -> None:
         """Take the request out of its rank's counts; nothing that comes later touches them.
 
@@ -305,29 +319,48 @@ class Lease:
         if self.prefill_done_at is None:
             entry.prefills.drop(self, now)
         entry.leases.discard(self)
-        entry.decode_tokens -= self._own_blocks * self.block_size
+        freed_blocks = self._own_blocks
         if self._hold is not None:
             tree, hold = self._hold
-            entry.decode_tokens -= tree.release(hold) * self.block_size
+            freed_blocks += tree.release(hold)
             self._hold = None
-        entry.seen = None
+        entry.decode_tokens -= freed_blocks * self.block_size
+        entry.changed()
         if self._load.journal is not None:
             self._load.journal.over(self, now)
 
     def _grow(self) -> bool:
-        """Count the blocks that no hash names: the prompt's last part, and output.
-
-        True if their number has changed.
-        """
+        """Count the blocks that output has come to fill. True if their number has changed."""
         length, size = self._length + self.output_tokens, self.block_size
         blocks = -(-length // size) - self._hashed_blocks
         self._full_at = (self._hashed_blocks + blocks) * size - self._length
         if self._entry is not None and blocks != self._own_blocks:
             self._entry.decode_tokens += (blocks - self._own_blocks) * self.block_size
-            self._entry.seen = None
+            self._entry.changed()
             self._own_blocks = blocks
             return True
         return False
+
+
+class _View:
+    """The loads of ranks that are asked for again and again, as of when they were last."""
+
+    __slots__ = ("_positions", "loads", "ranks", "seen")
+
+    def __init__(self, ranks: tuple[WorkerRank, ...], loads: Loads, seen: int) -> None:
+        self.ranks = ranks
+        self.loads = loads
+        self.seen = seen
+        """How many of the notes of stale ranks it has taken in."""
+        self._positions = {rank: position for position, rank in enumerate(ranks)}
+
+    def update(self, stale: Sequence[WorkerRank], of: Callable[[WorkerRank], RankLoad]) -> None:
+        """Take in what was noted since."""
+        for rank in stale[self.seen :]:
+            position = self._positions.get(rank)
+            if position is not None:
+                self.loads.put(position, of(rank))
+        self.seen = len(stale)
 
 
 class Load:
@@ -342,8 +375,8 @@ class Load:
         self._half_life_s = recent_half_life_s
         self._entries: dict[WorkerRank, _Entry] = {}
         self._trees: dict[int, ActiveBlocks] = {}
-        self._asked: tuple[WorkerRank, ...] = ()
-        self._found: list[_Entry | None] = []
+        self._views: dict[int, _View] = {}  # by the identity of the tuple that is asked for
+        self._stale: list[WorkerRank] = []  # ranks whose counts changed since they were seen
         self._turn = 0
         self._settled: Counter[Outcome] = Counter()
 
@@ -360,36 +393,46 @@ class Load:
         uncached = max(1, prompt.prompt_tokens - int(overlap_blocks * block_size))
         entry = self._entries.get(rank)
         if entry is None:
-            entry = self._entries[rank] = _Entry(self._half_life_s)
-            self._forget_found()
+            entry = self._entries[rank] = _Entry(rank, self._half_life_s, self._stale)
+            self._stale.append(rank)
         self._turn += 1
         entry.dispatched(uncached, self._turn, block_size, now)
-        lease = Lease(self, rank, uncached, block_size, now)
-        lease.attach(entry, prompt, int(overlap_blocks))
+        hashes = prompt.hashes(block_size)
+        lease = Lease(self, entry, prompt, hashes, uncached, block_size, now)
+        if self.journal is not None:
+            self.journal.booked(lease, hashes, int(overlap_blocks))
         return lease
 
     def of(self, rank: WorkerRank) -> RankLoad:
         """The load of `rank`; idle if it never had a booking."""
         entry = self._entries.get(rank)
-        return entry.load if entry is not None else IDLE
+        return entry.look() if entry is not None else IDLE
 
-    def of_each(self, ranks: Sequence[WorkerRank]) -> list[RankLoad]:
-        """The load of each of these ranks."""
-        entries = self._found if ranks is self._asked else self._of(ranks)
-        return [(entry.seen or entry.look()) if entry else IDLE for entry in entries]
+    def of_each(self, ranks: Sequence[WorkerRank]) -> Loads:
+        """The load of each of these ranks, of which none is there twice.
+
+        Who asks for the same tuple again and again pays for what has changed alone.
+        """
+        view = self._views.get(id(ranks))
+        if view is None or len(self._stale) > _MOST_STALE:
+            view = self._look(ranks)
+        elif view.seen < len(self._stale):
+            view.update(self._stale, self.of)
+        return view.loads.copy()
 
     def slowness(self, ranks: Sequence[WorkerRank]) -> list[float]:
         """How many times as long as elsewhere outputs take on each rank; empty if on none."""
         return self.paces.slowness(ranks) if self.paces.slow else []
 
-    def _of(self, ranks: Sequence[WorkerRank]) -> Sequence[_Entry | None]:
-        """The entries of these ranks; those of the latest tuple are remembered.
-
-        Decisions ask for the same ranks again and again.
-        """
-        self._asked = tuple(ranks)
-        self._found = list(map(self._entries.get, ranks))
-        return self._found
+    def _look(self, ranks: Sequence[WorkerRank]) -> _View:
+        """A new view, which is kept if it is one of a tuple: that can't change."""
+        if len(self._stale) > _MOST_STALE or len(self._views) == _MOST_VIEWS:
+            self._stale.clear()
+            self._views.clear()
+        view = _View(tuple(ranks), Loads.of(list(map(self.of, ranks))), len(self._stale))
+        if view.ranks is ranks:
+            self._views[id(ranks)] = view
+        return view
 
     def active_blocks(self, prompt: Prompt, block_size: int) -> dict[WorkerRank, int]:
         """How many leading blocks of the prompt are active already, for each rank with any."""
@@ -398,7 +441,7 @@ class Load:
     def remove(self, rank: WorkerRank) -> None:
         """Forget the rank and detach its leases."""
         entry = self._entries.pop(rank, None)
-        self._forget_found()
+        self._stale.append(rank)
         self.paces.forget(rank)
         if entry is not None:
             for lease in tuple(entry.leases):
@@ -427,13 +470,11 @@ class Load:
             for rank, blocks in tree.recount().items():
                 hashed_tokens[rank] += blocks * block_size
         _require(hashed_tokens.keys() <= self._entries.keys(), "removed ranks hold no blocks")
-        known = list(map(self._entries.get, self._asked))
-        _require(known == self._found, "remembered entries are the ranks' own")
         for rank, entry in self._entries.items():
             _check_entry(entry, hashed_tokens[rank])
-
-    def _forget_found(self) -> None:
-        self._asked, self._found = (), []
+        for view in self._views.values():
+            seen = Loads.of(list(map(self.of, view.ranks)))
+            _require(self.of_each(view.ranks) == seen, "a view is what a look at each rank gives")
 
     def _tree(self, block_size: int) -> ActiveBlocks:
         tree = self._trees.get(block_size)
@@ -453,9 +494,9 @@ def _check_entry(entry: _Entry, hashed_tokens: int) -> None:
     _require(prefill_tokens == entry.prefills.tokens, "prefill tokens are those of the waiting")
     _require(hashed_tokens + own_tokens == entry.decode_tokens, "decode tokens are shared and own")
     _require(prefill_tokens >= 0 <= own_tokens, "no count is negative")
-    seen = entry.load
+    seen = entry.look()
     entry.seen = None
-    _require(seen == entry.load, "what was seen is true until a change")
+    _require(seen == entry.look(), "what was seen is true until a change")
 
 
 def _require(holds: bool, rule: str) -> None:

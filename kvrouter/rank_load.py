@@ -1,7 +1,6 @@
 """What is known of the load of one worker rank, as a decision sees it. Pure."""
 
 import math
-from collections.abc import Sequence
 
 import msgspec
 
@@ -44,7 +43,10 @@ class RankLoad(msgspec.Struct, frozen=True, gc=False):
 
     def queued_tokens(self, now: float) -> float:
         """`prefill_tokens` without the likely progress of the oldest of them."""
-        return queued_tokens([self], now)[0]
+        if not self.prefill_rate or self.working_since >= now:
+            return self.prefill_tokens
+        done = self.prefill_rate * (now - self.working_since)
+        return self.prefill_tokens - (min(self.oldest_tokens, done))
 
     def recent_tokens(self, now: float) -> float:
         """Uncached tokens of its latest bookings, decayed."""
@@ -68,16 +70,62 @@ def recency(tokens: float, at: float, half_life_s: float) -> float:
     return math.log2(tokens) + at / half_life_s if tokens > 0 else -math.inf
 
 
-def queued_tokens(loads: Sequence[RankLoad], now: float) -> list[float]:
-    """For each rank its prefill tokens without the likely progress of the oldest."""
-    return [
-        load.prefill_tokens
-        if not load.prefill_rate or load.working_since >= now
-        else load.prefill_tokens - done
-        if (done := load.prefill_rate * (now - load.working_since)) < load.oldest_tokens
-        else load.prefill_tokens - load.oldest_tokens
-        for load in loads
-    ]
-
-
 IDLE = RankLoad()
+
+
+class Loads(msgspec.Struct, gc=False):
+    """The loads of some ranks: as rows, and in the columns that decisions look at each time."""
+
+    each: list[RankLoad]
+    active_requests: list[int]
+    prefill_tokens: list[int]
+    decode_tokens: list[int]
+    recency: list[float]
+    prefilling: set[int]
+    """The positions of those that are known to get on with what waits there."""
+
+    @classmethod
+    def of(cls, each: list[RankLoad]) -> "Loads":
+        """These loads."""
+        return cls(
+            each,
+            [load.active_requests for load in each],
+            [load.prefill_tokens for load in each],
+            [load.decode_tokens for load in each],
+            [load.recency for load in each],
+            {at for at, load in enumerate(each) if load.prefill_rate and load.oldest_tokens},
+        )
+
+    def put(self, position: int, load: RankLoad) -> None:
+        """The load at this position has changed."""
+        self.each[position] = load
+        self.active_requests[position] = load.active_requests
+        self.prefill_tokens[position] = load.prefill_tokens
+        self.decode_tokens[position] = load.decode_tokens
+        self.recency[position] = load.recency
+        if load.prefill_rate and load.oldest_tokens:
+            self.prefilling.add(position)
+        else:
+            self.prefilling.discard(position)
+
+    def copy(self) -> "Loads":
+        """These loads, whatever is put here later."""
+        return Loads(
+            self.each.copy(),
+            self.active_requests.copy(),
+            self.prefill_tokens.copy(),
+            self.decode_tokens.copy(),
+            self.recency.copy(),
+            self.prefilling.copy(),
+        )
+
+    def joined(self, other: "Loads") -> "Loads":
+        """Both, one behind the other."""
+        return Loads.of(self.each + other.each)
+
+    def queued_tokens(self, now: float) -> list[float]:
+        """Of each rank its `queued_tokens`."""
+        queued: list[float] = [*self.prefill_tokens]
+        for position in self.prefilling:
+            queued[position] = self.each[position].queued_tokens(now)
+        return queued

@@ -12,6 +12,8 @@ from operator import add, itemgetter
 from random import Random
 from typing import NamedTuple, Protocol
 
+import msgspec
+
 from events import WorkerRank
 from indexer import Overlap, RadixIndex
 from kvrouter.load import Lease, LoadView
@@ -25,7 +27,7 @@ NO_VERSION = -1
 NO_OVERLAP = Overlap(0, 0, 0)
 
 
-class Placement(NamedTuple):
+class Placement(msgspec.Struct, frozen=True, eq=False, gc=False):
     """A decision that was carried out: the request is booked, and the lease must be settled."""
 
     decision: Decision
@@ -103,6 +105,7 @@ class Scheduler:
         self._credit = credit or TierCredit()
         self._prediction_ttl_s = prediction_ttl_s
         self._layout = _Layout(NO_VERSION, [], [])
+        self._details = _Details(index, load)
 
     def decide(self, prompt: Prompt, candidates: Sequence[WorkerRank], now: float) -> Decision:
         """What `place` would decide now. Changes nothing, not even the order of chance.
@@ -147,7 +150,9 @@ class Scheduler:
         if not ranks:
             raise NoCandidate("no worker can take the request")
         survey = self._survey(prompt, ranks, now)
-        return Decision(prompt, self._policy, survey, self._policy.choose(survey, rng))
+        choice = self._policy.choose(survey, rng)
+        chosen = survey.candidate(choice.position)
+        return Decision(survey, chosen, chosen.rank, self._policy, choice)
 
     def _survey(self, prompt: Prompt, ranks: Sequence[WorkerRank], now: float) -> Survey:
         """The facts of all candidates, those of equal block size next to each other."""
@@ -171,7 +176,7 @@ class Scheduler:
                 _Group(
                     tuple(members),
                     size,
-                    min(self._capacities(members, size)),
+                    min(_capacities(self._index, members, size)),
                     [size] * len(members),
                     ([NO_OVERLAP] * len(members), [0] * len(members), [0.0] * len(members)),
                 )
@@ -196,6 +201,7 @@ class Scheduler:
         all_tokens = -(-all_tokens // size) * size
         return Survey(
             now,
+            prompt,
             ranks,
             block_sizes,
             overlaps,
@@ -203,62 +209,32 @@ class Scheduler:
             saved,
             [tokens - blocks * size for blocks in saved],
             self._load.of_each(ranks),
-            slowness=self._load.slowness(ranks),
-            most_new_tokens=all_tokens,
-            least_capacity=least_capacity,
-            new_tokens=lambda: self._new_tokens(prompt, ranks, size, all_tokens),
-            capacities=lambda: self._capacities(ranks, size),
-            rooms=lambda: self._rooms(ranks, size),
+            self._load.slowness(ranks),
+            all_tokens,
+            least_capacity,
+            self._details,
         )
 
     def _held(self, hashes: bytes, ranks: Sequence[WorkerRank], now: float) -> _Held:
-        overlaps = self._overlaps(hashes, ranks)
-        if self._index.is_gpu_only:
-            starts = list(map(itemgetter(0), overlaps))
-        else:
-            starts = list(map(sum, overlaps))
-        predicted = self._predicted.leading_each(ranks, hashes, starts, now)
-        return overlaps, predicted, self._saved(overlaps, starts, predicted)
-
-    def _overlaps(self, hashes: bytes, ranks: Sequence[WorkerRank]) -> list[Overlap]:
         found = self._index.match(hashes)
-        if not found:
-            return [NO_OVERLAP] * len(ranks)
-        return list(map(found.get, ranks, repeat(NO_OVERLAP)))
+        if found:
+            overlaps = list(map(found.get, ranks, repeat(NO_OVERLAP)))
+        else:
+            overlaps = [NO_OVERLAP] * len(ranks)
+        if not self._index.is_gpu_only:
+            starts = list(map(sum, overlaps))
+            predicted = self._predicted.leading_each(ranks, hashes, starts, now)
+            return overlaps, predicted, self._saved(overlaps, predicted)
+        starts = list(map(itemgetter(0), overlaps))
+        predicted = self._predicted.leading_each(ranks, hashes, starts, now)
+        return overlaps, predicted, list(map(add, starts, predicted)) if any(predicted) else starts
 
-    def _saved(
-        self, overlaps: list[Overlap], starts: list[int], predicted: list[int]
-    ) -> Sequence[float]:
+    def _saved(self, overlaps: list[Overlap], predicted: list[int]) -> Sequence[float]:
         """The blocks that need no prefill, those of lower tiers by their credit."""
-        if self._index.is_gpu_only:
-            return list(map(add, starts, predicted)) if any(predicted) else starts
         cpu_credit, disk_credit = self._credit.cpu, self._credit.disk
         return [
             gpu + more + cpu_credit * cpu + disk_credit * disk
             for (gpu, cpu, disk), more in zip(overlaps, predicted, strict=True)
-        ]
-
-    def _new_tokens(
-        self, prompt: Prompt, ranks: Sequence[WorkerRank], size: int, all_tokens: int
-    ) -> list[int]:
-        active = self._load.active_blocks(prompt, size)
-        return [all_tokens - active.get(rank, 0) * size for rank in ranks]
-
-    def _capacities(self, ranks: Sequence[WorkerRank], size: int) -> list[float]:
-        told = self._index.capacities(ranks)
-        return [math.inf if blocks is None else blocks * size for blocks in told]
-
-    def _rooms(self, ranks: Sequence[WorkerRank], size: int) -> list[float]:
-        """What each cache can store before it evicts, in tokens.
-
-        Blocks that are in use and not full have no name yet, so a cache is full before its named
-        blocks reach its capacity.
-        """
-        return [
-            room * size if blocks and (room := FULL_SHARE * blocks - stored) > 0.0 else 0.0
-            for blocks, stored in zip(
-                self._index.capacities(ranks), self._index.gpu_blocks(ranks), strict=True
-            )
         ]
 
     def _expect(self, prompt: Prompt, chosen: Candidate, now: float) -> None:
@@ -271,3 +247,37 @@ class Scheduler:
             ttl_s=self._prediction_ttl_s(chosen.rank),
             start=chosen.overlap.gpu,
         )
+
+
+class _Details(msgspec.Struct, frozen=True, eq=False):
+    """What few decisions need, of candidates of one block size."""
+
+    index: RadixIndex
+    load: LoadView
+
+    def new_tokens(self, survey: Survey) -> list[int]:
+        size = survey.block_sizes[0]
+        active = self.load.active_blocks(survey.prompt, size)
+        return [survey.most_new_tokens - active.get(rank, 0) * size for rank in survey.ranks]
+
+    def capacities(self, survey: Survey) -> list[float]:
+        return _capacities(self.index, survey.ranks, survey.block_sizes[0])
+
+    def rooms(self, survey: Survey) -> list[float]:
+        """What each cache can store before it evicts, in tokens.
+
+        Blocks that are in use and not full have no name yet, so a cache is full before its named
+        blocks reach its capacity.
+        """
+        size, ranks = survey.block_sizes[0], survey.ranks
+        return [
+            room * size if blocks and (room := FULL_SHARE * blocks - stored) > 0.0 else 0.0
+            for blocks, stored in zip(
+                self.index.capacities(ranks), self.index.gpu_blocks(ranks), strict=True
+            )
+        ]
+
+
+def _capacities(index: RadixIndex, ranks: Sequence[WorkerRank], size: int) -> list[float]:
+    told = index.capacities(ranks)
+    return [math.inf if blocks is None else blocks * size for blocks in told]

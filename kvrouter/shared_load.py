@@ -26,7 +26,7 @@ from kvrouter.active_blocks import ActiveBlocks, Hold
 from kvrouter.load import Lease, Load
 from kvrouter.prefills import Prefills
 from kvrouter.prompt import HASH_BYTES, Prompt
-from kvrouter.rank_load import IDLE, RECENT_HALF_LIFE_S, RankLoad, recency
+from kvrouter.rank_load import IDLE, RECENT_HALF_LIFE_S, Loads, RankLoad, recency
 
 _FADED_HALF_LIVES = 10
 
@@ -282,22 +282,24 @@ class SharedLoad:
 
     def of(self, rank: WorkerRank) -> RankLoad:
         """The load of `rank` from all replicas."""
-        return self.of_each([rank])[0]
+        return self.of_each([rank]).each[0]
 
-    def of_each(self, ranks: Sequence[WorkerRank]) -> list[RankLoad]:
+    def of_each(self, ranks: Sequence[WorkerRank]) -> Loads:
         """The load of each of these ranks from all replicas."""
         loads = self._load.of_each(ranks)
         if not self._others:
             return loads
         get = self._others.get
-        return [
-            own
-            if (more := get(rank)) is None
-            else more.total
-            if more.own is own
-            else self._look(rank, own, more)
-            for rank, own in zip(ranks, loads, strict=True)
-        ]
+        return Loads.of(
+            [
+                own
+                if (more := get(rank)) is None
+                else more.total
+                if more.own is own
+                else self._look(rank, own, more)
+                for rank, own in zip(ranks, loads.each, strict=True)
+            ]
+        )
 
     def _look(self, rank: WorkerRank, own: RankLoad, more: _Others) -> RankLoad:
         """Add both anew, after a change only: decisions look at all ranks each time."""

@@ -4,15 +4,15 @@ A decision looks at every rank of a fleet, so its facts stand in columns, one li
 row becomes an object only where somebody wants to see it.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
-from typing import overload
+from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import msgspec
 
 from events import WorkerRank
 from indexer import Overlap
-from kvrouter.rank_load import RankLoad
+from kvrouter.prompt import Prompt
+from kvrouter.rank_load import Loads, RankLoad
 
 
 class TierCredit(msgspec.Struct, frozen=True):
@@ -42,65 +42,53 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     """Leading blocks that the rank is expected to find in its cache, on any tier."""
 
 
-class Survey(Sequence[Candidate]):
-    """All candidates of one decision at `now`: a sequence of rows, kept as columns.
+class Details(Protocol):
+    """Columns of a survey that only some decisions need; made each time they are asked for."""
 
-    `most_new_tokens` bounds `new_tokens`, and `least_capacity` (in tokens) is that of the smallest
-    cache: often enough to do without the columns that are made when they are first asked for.
-    `slowness` is how many times as long as elsewhere outputs take on each rank; empty if on none.
-    """
-
-    def __init__(
-        self,
-        now: float,
-        ranks: Sequence[WorkerRank],
-        block_sizes: list[int],
-        overlaps: list[Overlap],
-        predicted_blocks: list[int],
-        saved_blocks: Sequence[float],
-        uncached_tokens: list[float],
-        loads: list[RankLoad],
-        *,
-        slowness: list[float],
-        most_new_tokens: int,
-        least_capacity: float,
-        new_tokens: Callable[[], list[int]],
-        capacities: Callable[[], list[float]],
-        rooms: Callable[[], list[float]],
-    ) -> None:
-        self.now = now
-        self.ranks = ranks
-        self.block_sizes = block_sizes
-        self.overlaps = overlaps
-        self.predicted_blocks = predicted_blocks
-        self.saved_blocks = saved_blocks
-        self.uncached_tokens = uncached_tokens
-        self.loads = loads
-        self.active_requests = [load.active_requests for load in loads]
-        self.slowness = slowness
-        self.most_new_tokens = most_new_tokens
-        self.least_capacity = least_capacity
-        self._new_tokens = new_tokens
-        self._capacities = capacities
-        self._rooms = rooms
-
-    @cached_property
-    def new_tokens(self) -> list[int]:
+    def new_tokens(self, survey: "Survey") -> list[int]:
         """The request's blocks that are not active on each rank yet, in tokens."""
-        return self._new_tokens()
 
-    @cached_property
-    def capacities(self) -> list[float]:
+    def capacities(self, survey: "Survey") -> list[float]:
         """What each rank's cache can hold, in tokens; infinite where it is not known."""
-        return self._capacities()
 
-    @cached_property
-    def rooms(self) -> list[float]:
+    def rooms(self, survey: "Survey") -> list[float]:
         """What can be stored on each rank before something is evicted, in tokens.
 
         0 where that is not known.
         """
-        return self._rooms()
+
+
+class Survey(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """All candidates of one decision at `now`: a sequence of rows, kept as columns."""
+
+    now: float
+    prompt: Prompt
+    ranks: Sequence[WorkerRank]
+    block_sizes: list[int]
+    overlaps: list[Overlap]
+    predicted_blocks: list[int]
+    saved_blocks: Sequence[float]
+    uncached_tokens: list[float]
+    loads: Loads
+    slowness: list[float]
+    """How many times as long as elsewhere outputs take on each rank; empty if on none."""
+    most_new_tokens: int
+    """Bounds `new_tokens`."""
+    least_capacity: float
+    """Of the smallest cache, in tokens; with the bound often enough to do without details."""
+    details: Details
+
+    def new_tokens(self) -> list[int]:
+        """See `Details`."""
+        return self.details.new_tokens(self)
+
+    def capacities(self) -> list[float]:
+        """See `Details`."""
+        return self.details.capacities(self)
+
+    def rooms(self) -> list[float]:
+        """See `Details`."""
+        return self.details.rooms(self)
 
     @property
     def block_unit(self) -> int:
@@ -111,31 +99,22 @@ class Survey(Sequence[Candidate]):
         """Both, one behind the other."""
         return Survey(
             self.now,
+            self.prompt,
             [*self.ranks, *other.ranks],
             self.block_sizes + other.block_sizes,
             self.overlaps + other.overlaps,
             self.predicted_blocks + other.predicted_blocks,
             [*self.saved_blocks, *other.saved_blocks],
             self.uncached_tokens + other.uncached_tokens,
-            self.loads + other.loads,
-            slowness=_joined_slowness(self, other),
-            most_new_tokens=max(self.most_new_tokens, other.most_new_tokens),
-            least_capacity=min(self.least_capacity, other.least_capacity),
-            new_tokens=lambda: self.new_tokens + other.new_tokens,
-            capacities=lambda: self.capacities + other.capacities,
-            rooms=lambda: self.rooms + other.rooms,
+            self.loads.joined(other.loads),
+            _joined_slowness(self, other),
+            max(self.most_new_tokens, other.most_new_tokens),
+            min(self.least_capacity, other.least_capacity),
+            _Joined(self, other),
         )
 
-    def __len__(self) -> int:
-        return len(self.ranks)
-
-    @overload
-    def __getitem__(self, position: int) -> Candidate: ...
-    @overload
-    def __getitem__(self, position: slice) -> list[Candidate]: ...
-    def __getitem__(self, position: int | slice) -> Candidate | list[Candidate]:
-        if isinstance(position, slice):
-            return [self[each] for each in range(*position.indices(len(self)))]
+    def candidate(self, position: int) -> Candidate:
+        """The row at this position."""
         overlap, predicted = self.overlaps[position], self.predicted_blocks[position]
         return Candidate(
             self.ranks[position],
@@ -144,12 +123,34 @@ class Survey(Sequence[Candidate]):
             predicted,
             self.saved_blocks[position],
             self.uncached_tokens[position],
-            self.loads[position],
+            self.loads.each[position],
             sum(overlap) + predicted,
         )
 
+    def __len__(self) -> int:
+        return len(self.ranks)
+
+    def __getitem__(self, position: int) -> Candidate:
+        return self.candidate(position)
+
     def __iter__(self) -> Iterator[Candidate]:
-        return map(self.__getitem__, range(len(self)))
+        return map(self.candidate, range(len(self.ranks)))
+
+
+class _Joined(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """The details of two surveys, one behind the other."""
+
+    one: Survey
+    other: Survey
+
+    def new_tokens(self, survey: Survey) -> list[int]:  # noqa: ARG002 - it is both
+        return self.one.new_tokens() + self.other.new_tokens()
+
+    def capacities(self, survey: Survey) -> list[float]:  # noqa: ARG002 - likewise
+        return self.one.capacities() + self.other.capacities()
+
+    def rooms(self, survey: Survey) -> list[float]:  # noqa: ARG002 - likewise
+        return self.one.rooms() + self.other.rooms()
 
 
 def _joined_slowness(one: Survey, other: Survey) -> list[float]:

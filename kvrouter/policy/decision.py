@@ -36,21 +36,22 @@ class Rated(msgspec.Struct, frozen=True):
     oldest_prefill_age_s: float
 
 
-class Decision:
+class Decision(msgspec.Struct, frozen=True, eq=False, gc=False):
     """The explained result of one choice. Immutable: later load does not change what it says."""
 
-    __slots__ = ("_choice", "_policy", "candidates", "chosen", "prompt", "winner")
+    candidates: Survey
+    """All of them, also those that a filter removed."""
+    chosen: Candidate
+    """The facts of the winner."""
+    winner: WorkerRank
+    """Where the request goes."""
+    _policy: Policy
+    _choice: Choice
 
-    def __init__(self, prompt: Prompt, policy: Policy, survey: Survey, choice: Choice) -> None:
-        self.candidates = survey
-        """All of them, also those that a filter removed."""
-        self.chosen: Candidate = survey[choice.position]
-        """The facts of the winner."""
-        self.winner = self.chosen.rank
-        """Where the request goes."""
-        self.prompt = prompt
-        self._policy = policy
-        self._choice = choice
+    @property
+    def prompt(self) -> Prompt:
+        """What is known of the request's prompt."""
+        return self.candidates.prompt
 
     @property
     def cost(self) -> float:

@@ -27,7 +27,7 @@ class LoadGuard(msgspec.Struct, frozen=True):
 
     def __call__(self, survey: Survey, kept: Sequence[int]) -> Sequence[int]:
         """Those of `kept` that are not overloaded."""
-        active = survey.active_requests
+        active = survey.loads.active_requests
         limit = self.ratio * sum(active) / len(active) + self.slack
         if max(active) <= limit:
             return kept

@@ -9,7 +9,6 @@ from typing import Protocol, TypeAlias
 import msgspec
 
 from kvrouter.policy.candidate import Survey
-from kvrouter.rank_load import RankLoad
 
 EQUAL_COST = 1e-9
 """Costs that differ by less, relative to their size, differ by rounding only."""
@@ -58,9 +57,9 @@ class Cheapest(msgspec.Struct, frozen=True):
         """Choose."""
         if len(kept) == 1:
             return kept[0], ONLY_CANDIDATE
-        rated = costs if len(kept) == len(costs) else [costs[each] for each in kept]
-        least = min(rated)
-        tied = _up_to(least + EQUAL_COST * max(1.0, abs(least)), rated, kept)
+        least = min(costs if len(kept) == len(costs) else [costs[each] for each in kept])
+        most = least + EQUAL_COST * max(1.0, abs(least))
+        tied = [each for each in kept if costs[each] <= most]
         if len(tied) == 1:
             return tied[0], LEAST_COST
         return _break_tie(survey, tied, rng)
@@ -103,25 +102,14 @@ class Uniform(msgspec.Struct, frozen=True):
         return rng.choice(kept), RANDOM
 
 
-def _break_tie(survey: Survey, tied: Sequence[int], rng: Random) -> Pick:
-    active: Sequence[int] = survey.active_requests
-    loads: Sequence[RankLoad] = survey.loads
-    if len(tied) < len(survey):
-        active = [active[each] for each in tied]
-    tied = _up_to(min(active), active, tied)
+def _break_tie(survey: Survey, tied: list[int], rng: Random) -> Pick:
+    active, recency = survey.loads.active_requests, survey.loads.recency
+    fewest = min([active[each] for each in tied])
+    tied = [each for each in tied if active[each] == fewest]
     if len(tied) == 1:
         return tied[0], FEWEST_ACTIVE
-    if len(tied) < len(survey):
-        loads = [loads[each] for each in tied]
-    recency = [load.recency for load in loads]
-    tied = _up_to(min(recency), recency, tied)
+    least = min([recency[each] for each in tied])
+    tied = [each for each in tied if recency[each] == least]
     if len(tied) == 1:
         return tied[0], LEAST_RECENT
     return rng.choice(tied), RANDOM
-
-
-def _up_to(bound: float, values: Sequence[float], positions: Sequence[int]) -> Sequence[int]:
-    """The positions whose values, which `values` has in the same order, are at most `bound`."""
-    if max(values) <= bound:
-        return positions
-    return [position for position, value in zip(positions, values, strict=True) if value <= bound]

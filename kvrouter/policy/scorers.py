@@ -9,7 +9,6 @@ from typing import Protocol, TypeAlias
 import msgspec
 
 from kvrouter.policy.candidate import Survey
-from kvrouter.rank_load import queued_tokens
 
 Terms: TypeAlias = tuple[list[float], ...]
 """A column per term, each with an entry per candidate; an empty one if it is 0 for all."""
@@ -62,10 +61,12 @@ class BlockCost(msgspec.Struct, frozen=True):
         miss, queue = self.miss_weight / unit, self.queue_weight / unit
         return (
             [miss * tokens for tokens in survey.uncached_tokens],
-            [queue * tokens for tokens in queued_tokens(survey.loads, survey.now)],
+            [queue * tokens for tokens in survey.loads.queued_tokens(survey.now)],
             [
-                (load.decode_tokens + tokens) / unit
-                for load, tokens in zip(survey.loads, survey.new_tokens, strict=True)
+                (active + tokens) / unit
+                for active, tokens in zip(
+                    survey.loads.decode_tokens, survey.new_tokens(), strict=True
+                )
             ],
         )
 
@@ -110,8 +111,8 @@ class TokenCost(msgspec.Struct, frozen=True):
     def rate(self, survey: Survey) -> Terms:
         """The six terms of each candidate."""
         request = self.request_tokens
-        wait = queued_tokens(survey.loads, survey.now)
-        requests = [request * active for active in survey.active_requests]
+        wait = survey.loads.queued_tokens(survey.now)
+        requests = [request * active for active in survey.loads.active_requests]
         return (
             wait,
             survey.uncached_tokens,
@@ -129,26 +130,25 @@ class TokenCost(msgspec.Struct, frozen=True):
         making = _least_without_predictions(survey) - least
         return [
             weight * _wasted(tokens, tokens - least, making, room) if tokens > least else 0.0
-            for tokens, room in zip(uncached, survey.rooms, strict=True)
+            for tokens, room in zip(uncached, survey.rooms(), strict=True)
         ]
 
     def _overfill(self, survey: Survey) -> list[float]:
-        limit, loads = self.fill_limit, survey.loads
-        most = max([load.decode_tokens for load in loads]) + survey.most_new_tokens
-        if most <= limit * survey.least_capacity:
+        limit, decode_tokens = self.fill_limit, survey.loads.decode_tokens
+        if max(decode_tokens) + survey.most_new_tokens <= limit * survey.least_capacity:
             return []
         return [
-            max(0.0, load.decode_tokens + tokens - limit * capacity)
-            for load, tokens, capacity in zip(
-                loads, survey.new_tokens, survey.capacities, strict=True
+            max(0.0, active + tokens - limit * capacity)
+            for active, tokens, capacity in zip(
+                decode_tokens, survey.new_tokens(), survey.capacities(), strict=True
             )
         ]
 
     def _slowness(self, survey: Survey, wait: list[float], requests: list[float]) -> list[float]:
         if not survey.slowness:
             return []
-        tokens = sum(load.decode_tokens for load in survey.loads)
-        limit = self.fill_limit * sum(survey.capacities)
+        tokens = sum(survey.loads.decode_tokens)
+        limit = self.fill_limit * sum(survey.capacities())
         share = 1.0 - tokens / limit if tokens < limit else 0.0
         return [
             share * (factor - 1.0) * (queued + own + active + self.slow_tokens)
@@ -193,7 +193,7 @@ class LastTurn(msgspec.Struct, frozen=True):
 
     def rate(self, survey: Survey) -> Terms:
         """The number of each candidate's latest booking."""
-        return ([float(load.last_turn) for load in survey.loads],)
+        return ([float(load.last_turn) for load in survey.loads.each],)
 
 
 class ActiveRequests(msgspec.Struct, frozen=True):
@@ -206,7 +206,7 @@ class ActiveRequests(msgspec.Struct, frozen=True):
 
     def rate(self, survey: Survey) -> Terms:
         """The requests in flight of each candidate."""
-        return (list(map(float, survey.active_requests)),)
+        return (list(map(float, survey.loads.active_requests)),)
 
 
 class ActiveTokens(msgspec.Struct, frozen=True):
@@ -220,8 +220,8 @@ class ActiveTokens(msgspec.Struct, frozen=True):
     def rate(self, survey: Survey) -> Terms:
         """The tokens in flight of each candidate."""
         return (
-            [float(load.prefill_tokens) for load in survey.loads],
-            [float(load.decode_tokens) for load in survey.loads],
+            list(map(float, survey.loads.prefill_tokens)),
+            list(map(float, survey.loads.decode_tokens)),
         )
 
 

@@ -10,8 +10,10 @@ from support.prompts import prompt_of
 from events import WorkerRank
 from kvrouter.load import Lease, Load, Outcome
 from kvrouter.prompt import HASH_BYTES, Prompt
+from kvrouter.rank_load import Loads
 
 RANKS = [WorkerRank("a"), WorkerRank("a", 1), WorkerRank("b")]
+ASKED = tuple(RANKS)
 BLOCK_SIZES = [2, 4]
 TOKENS = st.lists(st.integers(1, 2), max_size=24)
 
@@ -107,6 +109,10 @@ class LoadMachine(RuleBasedStateMachine):
             assert now.decode_tokens == sum(size for size, _ in shared) + sum(
                 each.own_tokens() for each in mine
             )
+
+    @invariant()
+    def who_asks_again_is_told_what_a_look_at_each_rank_gives(self) -> None:
+        assert self.load.of_each(ASKED) == Loads.of([self.load.of(rank) for rank in RANKS])
 
     @invariant()
     def who_has_a_prompt_active_equals_a_recount(self) -> None:

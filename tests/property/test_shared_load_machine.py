@@ -109,7 +109,7 @@ def exact(load: RankLoad, now: float) -> tuple[int, ...]:
 
 
 def views(replicas: Sequence[Replica], world: World) -> list[list[tuple[int, ...]]]:
-    return [[exact(each, world.now) for each in r.shared.of_each(RANKS)] for r in replicas]
+    return [[exact(each, world.now) for each in r.shared.of_each(RANKS).each] for r in replicas]
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -118,7 +118,7 @@ def test_each_replica_sees_what_one_router_with_all_requests_would_see(seed: int
     world = World(seed, max_tokens=15 * BLOCK)
     for _ in range(250):
         world.step()
-        expected = [exact(each, world.now) for each in world.central.of_each(RANKS)]
+        expected = [exact(each, world.now) for each in world.central.of_each(RANKS).each]
         prompt = world.prompt()
         for replica in world.replicas:
             assert views([replica], world) == [expected]
@@ -163,7 +163,7 @@ def test_nothing_is_left_when_all_is_over() -> None:
             lease.settle(Outcome.CLIENT_GONE, world.now)
     world.talk()
     for replica in world.replicas:
-        for load in replica.shared.of_each(RANKS):
+        for load in replica.shared.of_each(RANKS).each:
             assert exact(load, world.now)[:3] == (0, 0, 0)
         replica.shared.tidy(world.now + 1000)
         assert replica.shared.others_requests == 0

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from support.prompts import prompt_of
 
 from events import WorkerRank
 from indexer import Overlap
 from kvrouter.config import PolicyConfig
 from kvrouter.policy import Candidate, Policy, Survey, build_policy
-from kvrouter.rank_load import RECENT_HALF_LIFE_S, RankLoad, recency
+from kvrouter.rank_load import RECENT_HALF_LIFE_S, Loads, RankLoad, recency
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,22 @@ class Row:
     capacity_tokens: float
     room_tokens: float
     slowness: float
+
+
+@dataclass(frozen=True)
+class RowDetails:
+    """The details of a survey of these rows."""
+
+    rows: tuple[Row, ...]
+
+    def new_tokens(self, survey: Survey) -> list[int]:  # noqa: ARG002 - it is of these rows
+        return [row.new_tokens for row in self.rows]
+
+    def capacities(self, survey: Survey) -> list[float]:  # noqa: ARG002 - likewise
+        return [row.capacity_tokens for row in self.rows]
+
+    def rooms(self, survey: Survey) -> list[float]:  # noqa: ARG002 - likewise
+        return [row.room_tokens for row in self.rows]
 
 
 def candidate(
@@ -75,19 +92,18 @@ def survey(*rows: Row) -> Survey:
     candidates = [row.candidate for row in rows]
     return Survey(
         0.0,
+        prompt_of([]),
         [each.rank for each in candidates],
         [each.block_size for each in candidates],
         [each.overlap for each in candidates],
         [each.predicted_blocks for each in candidates],
         [each.saved_blocks for each in candidates],
         [each.uncached_tokens for each in candidates],
-        [each.load for each in candidates],
-        slowness=[row.slowness for row in rows] if any(row.slowness > 1 for row in rows) else [],
-        most_new_tokens=max(row.new_tokens for row in rows),
-        least_capacity=min(row.capacity_tokens for row in rows),
-        new_tokens=lambda: [row.new_tokens for row in rows],
-        capacities=lambda: [row.capacity_tokens for row in rows],
-        rooms=lambda: [row.room_tokens for row in rows],
+        Loads.of([each.load for each in candidates]),
+        [row.slowness for row in rows] if any(row.slowness > 1 for row in rows) else [],
+        max(row.new_tokens for row in rows),
+        min(row.capacity_tokens for row in rows),
+        RowDetails(rows),
     )
 
 

@@ -97,7 +97,7 @@ class Group:
         """The active requests of each rank as a router's decisions see them."""
         ranks = sorted(router.fleet.ranks)
         loads = sharing_of(router).load.of_each(ranks)
-        return {rank: load.active_requests for rank, load in zip(ranks, loads, strict=True)}
+        return dict(zip(ranks, loads.active_requests, strict=True))
 
     def real_requests(self) -> dict[WorkerRank, int]:
         """The active requests of each rank, added up over the routers' own bookings."""

@@ -309,3 +309,32 @@ def test_a_request_that_ends_without_a_first_token_teaches_no_rate(load: Load) -
     lease.settle(Outcome.CLIENT_GONE, 30.0)
     waiting.prefill_done(30.5)
     assert load.of(A).prefill_rate == pytest.approx(2000.0)
+
+
+def test_what_was_told_of_ranks_stays_as_it_was(load: Load) -> None:
+    """A decision is explained some time after it fell."""
+    ranks = (A, B)
+    before = load.of_each(ranks)
+    book(load, unique_prompt(0, 40))
+    after = load.of_each(ranks)
+    assert (before.active_requests, after.active_requests) == ([0, 0], [1, 0])
+    assert before.each == [IDLE, IDLE]
+
+
+def test_notes_of_changes_do_not_pile_up(load: Load) -> None:
+    """A router runs for months with the same workers."""
+    ranks = (A, B)
+    for number in range(600):
+        load.of_each(ranks)
+        lease = book(load, Prompt.blind(number, "no tokenizer"))
+        load.of_each(ranks)
+        lease.settle(Outcome.OK, 1.0)
+    assert len(load._stale) <= 1001
+    assert load.of_each(ranks).active_requests == [0, 0]
+    load.check()
+
+
+def test_views_of_fleets_that_change_do_not_pile_up(load: Load) -> None:
+    for number in range(100):
+        load.of_each((A, WorkerRank(f"worker-{number}")))
+    assert len(load._views) <= 16

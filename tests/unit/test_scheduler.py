@@ -86,7 +86,8 @@ def test_no_candidates_is_an_error_of_its_own(stage: Stage) -> None:
 def test_a_prompt_goes_where_its_prefix_is_and_is_booked_by_what_is_missing(stage: Stage) -> None:
     prompt = unique_prompt(0, 100)
     stage.store(B, prompt_of(prompt.token_ids[:64]))
-    decision, lease = stage.place(prompt)
+    placed = stage.place(prompt)
+    decision, lease = placed.decision, placed.lease
     assert (decision.winner, decision.reason) == (B, Reason.LEAST_COST)
     assert decision.chosen.overlap.gpu == 4
     assert lease.prefill_tokens == 36
@@ -97,7 +98,8 @@ def test_the_last_token_of_a_cached_prompt_is_still_prefilled(stage: Stage) -> N
     """I11: a prompt of n full blocks is worth n - 1."""
     prompt = unique_prompt(0, 64)
     stage.store(B, prompt)
-    decision, lease = stage.place(prompt)
+    placed = stage.place(prompt)
+    decision, lease = placed.decision, placed.lease
     assert decision.chosen.overlap.gpu == 3
     assert lease.prefill_tokens == 16
 
@@ -199,7 +201,8 @@ def test_health_checks_and_explanations_leave_no_booking(stage: Stage) -> None:
 
 
 def test_a_decision_does_not_change_with_later_load(stage: Stage) -> None:
-    decision, lease = stage.place(unique_prompt(0, 100))
+    placed = stage.place(unique_prompt(0, 100))
+    decision, lease = placed.decision, placed.lease
     before = decision.as_dict()
     lease.add_output_tokens(100, 1.0)
     stage.place(unique_prompt(1, 100))
@@ -264,7 +267,8 @@ def test_slower_tiers_save_less(credit: TierCredit | None, uncached_tokens: list
     prompt = unique_prompt(0, 100)
     for rank, tier in zip((A, B, C), Tier, strict=True):
         stage.store(rank, prompt_of(prompt.token_ids[:64]), tier=tier)
-    decision, lease = stage.place(prompt, A, B, C)
+    placed = stage.place(prompt, A, B, C)
+    decision, lease = placed.decision, placed.lease
     assert [each.uncached_tokens for each in decision.rated] == uncached_tokens
     assert (decision.winner, lease.prefill_tokens) == (A, 36)
     assert stage.place(prompt, C).lease.prefill_tokens == uncached_tokens[2]
