@@ -9,8 +9,11 @@ chained, so whoever shares a block with a run shares what is before it there too
 block is at most `MARK_BLOCKS - 1` places before it, in the run and in every prompt that has it.
 """
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from array import array
+from collections.abc import Iterator, KeysView
+from typing import TypeAlias
+
+import msgspec
 
 from indexer.hashing import HASH_BYTES
 from indexer.model import InvariantError
@@ -20,33 +23,31 @@ MARK_BLOCKS = 16
 _MARK_BYTES = MARK_BLOCKS * HASH_BYTES
 
 
-class _Run:
+class _Run(msgspec.Struct, eq=False, gc=False):
     """Hashes in a row that last until the same time."""
 
-    __slots__ = ("hashes", "until")
-
-    def __init__(self, hashes: bytes, until: float) -> None:
-        self.hashes = hashes
-        self.until = until
+    hashes: bytes
+    until: float
 
 
-class _Known(NamedTuple):
-    """A block of a chain that is expected."""
-
-    place: int
-    """In the chain, in blocks."""
-    run: _Run
-    at: int
-    """Where the run has it, in bytes."""
+_Known: TypeAlias = tuple[int, _Run, int]
+"""A block of a chain that is expected: its place there, in blocks; the run that has it; where, in
+bytes."""
 
 
 class Guesses:
-    """The expected blocks of one rank."""
+    """The expected blocks of one rank. What they are found by is noted in `all_marks` too."""
 
-    __slots__ = ("_runs",)
+    __slots__ = ("_all_marks", "_runs")
 
-    def __init__(self) -> None:
+    def __init__(self, all_marks: set[int]) -> None:
+        self._all_marks = all_marks
         self._runs: dict[int, _Run] = {}  # by mark
+
+    @property
+    def marks(self) -> KeysView[int]:
+        """By which blocks they are found."""
+        return self._runs.keys()
 
     def expect(self, hashes: bytes, until: float, *, start: int = 0) -> None:
         """Expect the blocks from place `start` on; one that lasts longer goes on doing so.
@@ -55,9 +56,9 @@ class Guesses:
         """
         blocks, place = blocks_of(hashes), start
         before: _Run | None = None  # lasts until then, and ends at `place`
+        known = self._first_known(blocks, hashes, place)
         while place < len(blocks):
-            known = self._first_known(blocks, hashes, place)
-            end = len(blocks) if known is None else known.place
+            end = len(blocks) if known is None else known[0]
             if end > place:
                 before = self._append(before, hashes[place * HASH_BYTES : end * HASH_BYTES], until)
             if known is None:
@@ -70,6 +71,7 @@ class Guesses:
             is_whole = run.until == until and at + length == len(run.hashes)
             before = run if is_whole else None
             place += length // HASH_BYTES
+            known = self._next_known(blocks, hashes, place)
 
     def forget(self, hashes: bytes, until: float, *, start: int = 0) -> list[bytes]:
         """Expect those of the blocks from `start` on no more that would last until then at most.
@@ -88,25 +90,24 @@ class Guesses:
                 run = self._part(run, at, at + length)
                 self._unmark(run, 0)
                 forgotten.append(run.hashes)
-            known = self._first_known(blocks, hashes, place + length // HASH_BYTES)
+            known = self._next_known(blocks, hashes, place + length // HASH_BYTES)
         return forgotten
 
     def clear(self) -> None:
         """Forget all."""
         self._runs.clear()
 
-    def leading(self, blocks: memoryview, hashes: bytes, start: int, now: float) -> int:
+    def leading(self, blocks: "array[int]", hashes: bytes, start: int, now: float) -> int:
         """How many blocks from place `start` on last longer than until now, up to a gap.
 
-        `blocks` are the hashes as numbers.
+        `blocks` are the hashes as numbers; there are more than `start`.
         """
+        known = self._known(blocks, hashes, start)
         place = start
-        while place < len(blocks):
-            known = self._known(blocks, hashes, place)
-            if known is None or known.run.until <= now:
-                break
-            length = _agreement(known.run.hashes, known.at, hashes, place * HASH_BYTES)
-            place += length // HASH_BYTES
+        while known is not None and known[1].until > now:
+            place, run, at = known
+            place += _agreement(run.hashes, at, hashes, place * HASH_BYTES) // HASH_BYTES
+            known = self._begun(blocks, hashes, place)
         return place - start
 
     def __bool__(self) -> bool:
@@ -131,12 +132,12 @@ class Guesses:
         if len({block for block, _ in self}) != len(self):
             raise InvariantError("a block is in two runs")
 
-    def _first_known(self, blocks: memoryview, hashes: bytes, place: int) -> _Known | None:
+    def _first_known(self, blocks: "array[int]", hashes: bytes, place: int) -> _Known | None:
         """The first block from this place on that is expected."""
         runs = self._runs
         if runs.keys().isdisjoint(blocks[max(0, place - MARK_BLOCKS + 1) :]):
             return None
-        if place == len(blocks):
+        if place >= len(blocks):
             return None
         known = self._known(blocks, hashes, place)
         if known is not None:
@@ -147,21 +148,40 @@ class Guesses:
         run = runs[blocks[mark]]
         at = _find(run.hashes, hashes, mark)
         before = min(at // HASH_BYTES, mark - place)
-        return _Known(mark - before, run, at - before * HASH_BYTES)
+        return mark - before, run, at - before * HASH_BYTES
 
-    def _known(self, blocks: memoryview, hashes: bytes, place: int) -> _Known | None:
+    def _next_known(self, blocks: "array[int]", hashes: bytes, place: int) -> _Known | None:
+        """`_first_known` right behind a block that was: of what follows that is not its run's.
+
+        A run that goes through a block has the one before it as well, or begins there. So behind
+        the end of one, whatever is expected begins with a mark.
+        """
+        if self._runs.keys().isdisjoint(blocks[place:]):
+            return None
+        known = None
+        while known is None:
+            known = self._begun(blocks, hashes, place)
+            place += 1
+        return known
+
+    def _begun(self, blocks: "array[int]", hashes: bytes, place: int) -> _Known | None:
+        """The block at this place, if there is one that is a mark."""
+        run = self._runs.get(blocks[place]) if place < len(blocks) else None
+        return None if run is None else (place, run, _find(run.hashes, hashes, place))
+
+    def _known(self, blocks: "array[int]", hashes: bytes, place: int) -> _Known | None:
         """The block at this place, if it is expected."""
         runs = self._runs
         run = runs.get(blocks[place])
         if run is not None:
-            return _Known(place, run, _find(run.hashes, hashes, place))
+            return place, run, _find(run.hashes, hashes, place)
         if runs.keys().isdisjoint(blocks[max(0, place - MARK_BLOCKS + 1) : place]):
             return None
         mark = next(at for at in range(place - 1, -1, -1) if blocks[at] in runs)
         run = runs[blocks[mark]]
         at = _find(run.hashes, hashes, mark) + (place - mark) * HASH_BYTES
         has_it = run.hashes[at : at + HASH_BYTES] == hashes[place * HASH_BYTES :][:HASH_BYTES]
-        return _Known(place, run, at) if has_it else None
+        return (place, run, at) if has_it else None
 
     def _append(self, before: _Run | None, new: bytes, until: float) -> _Run:
         """Let a run have new blocks at its end; without one, make one of them."""
@@ -190,22 +210,24 @@ class Guesses:
 
     def _mark(self, run: _Run, start: int) -> None:
         """Let the run be found by its marks from this byte on."""
-        self._runs.update(dict.fromkeys(marks_of(run.hashes, start), run))
+        marks = marks_of(run.hashes, start)
+        self._runs.update(dict.fromkeys(marks, run))
+        self._all_marks.update(marks)
 
     def _unmark(self, run: _Run, start: int) -> None:
         for mark in marks_of(run.hashes, start):
             self._runs.pop(mark, None)
 
 
-def blocks_of(hashes: bytes) -> memoryview:
+def blocks_of(hashes: bytes) -> "array[int]":
     """The hashes as numbers: the cheapest keys that there are."""
-    return memoryview(hashes).cast("Q")
+    return array("Q", hashes)
 
 
-def marks_of(hashes: bytes, start: int = 0) -> memoryview:
+def marks_of(hashes: bytes, start: int = 0) -> "array[int]":
     """Those blocks of a run, from this byte on, by which it is found."""
     first = -(-start // _MARK_BYTES) * MARK_BLOCKS
-    return memoryview(hashes).cast("Q")[first::MARK_BLOCKS]
+    return array("Q", hashes[first * HASH_BYTES :])[::MARK_BLOCKS]
 
 
 def _find(run: bytes, hashes: bytes, place: int) -> int:
@@ -223,7 +245,7 @@ def _agreement(run: bytes, at: int, hashes: bytes, position: int) -> int:
     The first block has to be.
     """
     length = min(len(run) - at, len(hashes) - position)
-    if run[at : at + length] == hashes[position : position + length]:
+    if hashes.startswith(run[at : at + length], position):
         return length
     same, other = 1, length // HASH_BYTES
     while other - same > 1:

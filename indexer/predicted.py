@@ -14,10 +14,11 @@ import math
 from array import array
 from collections.abc import Iterator, Sequence
 from itertools import count, groupby
-from typing import NamedTuple
+
+import msgspec
 
 from events import WorkerRank
-from indexer.guesses import MARK_BLOCKS, Guesses, blocks_of, marks_of
+from indexer.guesses import MARK_BLOCKS, Guesses, blocks_of
 from indexer.hashing import HASH_BYTES
 from indexer.model import InvariantError
 
@@ -25,7 +26,7 @@ MAX_BLOCKS = 500_000
 _GONE_MARKS = 256
 
 
-class _Prediction(NamedTuple):
+class _Prediction(msgspec.Struct, frozen=True, order=True, gc=False):
     """One prediction, in the order of the queue: by expiry, then by age.
 
     `lead` of its hashes, in blocks, only tell where the others belong. `known` is what it was noted
@@ -59,7 +60,7 @@ class PredictedBlocks:
         self._queue: list[_Prediction] = []
         self._queued_blocks = 0
         self._age = count()
-        self._marks: set[int] = set()  # of all predictions of any rank, and of some gone ones
+        self._marks: set[int] = set()  # of the guesses of all ranks, and of some gone ones
         self._most_marks = _GONE_MARKS
 
     def expect(
@@ -76,15 +77,15 @@ class PredictedBlocks:
         until = now + ttl_s
         known = self._guesses.get(rank)
         if known is None:
-            known = self._guesses[rank] = Guesses()
+            known = self._guesses[rank] = Guesses(self._marks)
         known.expect(hashes, until, start=lead)
         heapq.heappush(self._queue, _Prediction(until, next(self._age), rank, hashes, lead, known))
-        self._marks.update(blocks_of(hashes)[lead::MARK_BLOCKS])
         self._queued_blocks += blocks
         while self._queued_blocks > self._max_blocks:
             self._drop_first()
         if len(self._marks) > self._most_marks:
-            self._marks = set().union(*(marks_of(made.own) for made in self._queue))
+            self._marks.clear()
+            self._marks.update(*(known.marks for known in self._guesses.values()))
             self._most_marks = 2 * len(self._marks) + _GONE_MARKS
 
     def confirm(self, rank: WorkerRank, hashes: bytes) -> None:
@@ -195,9 +196,6 @@ class PredictedBlocks:
         queued = sum(made.blocks for made in self._queue)
         _require(queued == self._queued_blocks, f"{self._queued_blocks} queued, {queued} found")
         _require(queued <= self._max_blocks, f"{queued} blocks, {self._max_blocks} allowed")
-        for made in self._queue:
-            if made.known is self._guesses.get(made.rank):
-                _require(self._marks.issuperset(marks_of(made.own)), f"nobody looks for {made}")
         ends = {
             (made.rank, block, made.until)
             for made in self._queue
@@ -206,6 +204,7 @@ class PredictedBlocks:
         }
         for rank, known in self._guesses.items():
             known.check()
+            _require(self._marks.issuperset(known.marks), f"nobody looks for what {rank} expects")
             _require(len(known) > 0, f"{rank} has an empty map")
             for block, until in known:
                 _require((rank, block, until) in ends, f"{rank} block {block:x} never expires")
