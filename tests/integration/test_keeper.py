@@ -121,7 +121,12 @@ class Kept:
 
 @asynccontextmanager
 async def keeping(
-    engine: Engine, *, failures: int = 1, told: WorkerFacts | None = None, **config: Any
+    engine: Engine,
+    *,
+    failures: int = 1,
+    timeout_s: float = 10.0,
+    told: WorkerFacts | None = None,
+    **config: Any,
 ) -> AsyncIterator[Kept]:
     """An engine and the worker that is kept for it, once it has joined."""
     app, fleet = web.Application(), new_fleet()
@@ -139,7 +144,7 @@ async def keeping(
         made.append((rank, Source()))
         return made[-1][1]
 
-    settings = HealthConfig(interval_s=0.01, failures=failures, timeout_s=0.2)
+    settings = HealthConfig(interval_s=0.01, failures=failures, timeout_s=timeout_s)
     listeners = Listeners(worker.name, fleet, make_source)
     async with aiohttp.ClientSession() as session:
         keeper = Keeper(worker, fleet, listeners, session, settings)
@@ -287,7 +292,8 @@ async def test_a_question_that_fails_for_a_moment_costs_nothing_and_is_asked_aga
     path: str, status: int
 ) -> None:
     """A busy engine: no answer in time, or that it has none now."""
-    async with keeping(Engine(sources=sources(5557, 5558)), failures=99) as made:
+    engine, timeout_s = Engine(sources=sources(5557, 5558)), 10.0 if status else 0.5
+    async with keeping(engine, failures=99, timeout_s=timeout_s) as made:
         known, facts = Known(made), made.worker.facts
         made.engine.failing[path] = status
         await made.looked_at()
