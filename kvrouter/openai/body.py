@@ -244,11 +244,13 @@ def _clean(value: Any) -> str | None:
     """A text that is not empty, else None."""
     if not isinstance(value, str) or not value:
         return None
-    return value if value.isascii() else without_surrogates(value)
+    return without_surrogates(value)
 
 
 def without_surrogates(text: str) -> str:
     """The text with lone surrogates replaced: they have no UTF-8 form, so no token and no hash."""
+    if text.isascii():
+        return text
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -38,7 +38,7 @@ class HashRuns:
 
     def block_hashes(self, ids: "array[int]", block_size: int, namespace: bytes = b"") -> bytes:
         """The same as `indexer.block_hashes`."""
-        packed = memoryview(ids.tobytes())
+        packed = memoryview(ids).cast("B")
         previous = root(namespace)
         hashes: list[bytes] = []
         start = 0
