@@ -20,12 +20,16 @@ from typing import NamedTuple
 from kvrouter.tokenize.backend import Allowance, Library
 from kvrouter.tokenize.cuts import Cuts
 from kvrouter.tokenize.pieces import Piece, PieceEncoder, piece_at, text_of
-from kvrouter.tokenize.stretches import Stretches
+from kvrouter.tokenize.stretches import Part, Stretches, joined
 from kvrouter.tokenize.within import PLACE
 
 PIECE = 512
 """Characters of a segment up to the next place where it is cut. Longer pieces cost less to look
 up, and more to encode when one changes."""
+
+PART = 128
+"""Of the last piece of a segment, which may grow: it is cut again, so that less is encoded anew
+then. Each part costs a call of the library 10 us."""
 
 _ENTRY_BYTES = 150
 """What an entry takes besides text and ids, about: the dictionary's slots."""
@@ -69,6 +73,11 @@ class SegmentCache:
             self._misses += misses
             self._hits += len(found) - misses
         return found
+
+    def knows(self, piece: Piece) -> bool:
+        """Whether its ids are known; makes nothing of its being asked for."""
+        with self._lock:
+            return piece in self._entries
 
     def add(self, pieces: list[Piece], ids: list[bytes]) -> None:
         """Keep these too; what is too large for the cache is dropped."""
@@ -121,11 +130,11 @@ class CachedBackend:
 
     def encode(self, text: str, allowance: Allowance | None = None) -> "array[int]":
         """See `SparingBackend`."""
-        known, start = self.stretches.follow(text)
+        known = self.stretches.follow(text)
         pieces: list[Piece] = []
         behind: list[bytes] = []
         ends: list[int] = []
-        for piece, token_ids, end in self._cut(text, start):
+        for piece, token_ids, end in self._cut(text, known.end):
             pieces.append(piece)
             behind.append(token_ids)
             ends.append(end)
@@ -133,10 +142,8 @@ class CachedBackend:
         if None in found:
             self._encode_missing(pieces, found, allowance)
         new = [ids + token for ids, token in zip(found, behind, strict=True) if ids is not None]
-        self.stretches.remember(text, start, zip(ends, new, strict=True))
-        ids = array("I")
-        ids.frombytes(b"".join([*known, *new]))
-        return ids
+        self.stretches.remember(text, known, list(map(Part, ends, new)))
+        return joined(known, new)
 
     def _encode_missing(
         self, pieces: list[Piece], found: list[bytes | None], allowance: Allowance | None
@@ -155,12 +162,28 @@ class CachedBackend:
         """The pieces, each with the ids of the special token behind it, if any, and its end."""
         for end, token in self._segments(text, start):
             edge = start
-            if self._cuts.within:
-                while match := PLACE.search(text, edge + PIECE, end):
-                    yield piece_at(text, edge, match.start()), b"", match.start()
-                    edge = match.start()
+            for cut in self._places(text, start, end) if self._cuts.within else ():
+                yield piece_at(text, edge, cut), b"", cut
+                edge = cut
             start = end + len(token)
             yield piece_at(text, edge, end), self._tokens.get(token, b""), start
+
+    def _places(self, text: str, start: int, end: int) -> Iterator[int]:
+        """Where a segment is cut."""
+        while match := PLACE.search(text, start + PIECE, end):
+            cut = match.start()
+            if self._was_last(text, start, cut):
+                yield from _parts(text, start, cut)
+            yield cut
+            start = cut
+        yield from _parts(text, start, end)
+
+    def _was_last(self, text: str, start: int, end: int) -> bool:
+        """Whether the piece is known by its parts only: it was the last one, and has grown."""
+        if self.cache.knows(piece_at(text, start, end)):
+            return False
+        cut = next(_parts(text, start, end), None)
+        return cut is not None and self.cache.knows(piece_at(text, start, cut))
 
     def _segments(self, text: str, start: int) -> Iterator[tuple[int, str]]:
         """Where each segment ends, and the token behind it; none behind the last."""
@@ -170,3 +193,10 @@ class CachedBackend:
                 if token in self._tokens:
                     yield match.start(), token
         yield len(text), ""
+
+
+def _parts(text: str, start: int, end: int) -> Iterator[int]:
+    """Where a piece is cut into parts."""
+    while match := PLACE.search(text, start + PART, end):
+        start = match.start()
+        yield start

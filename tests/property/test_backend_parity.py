@@ -80,14 +80,16 @@ def test_what_is_proven_at_start_holds_for_every_text(name: str) -> None:
 CUT_WITHIN = ("gpt_2", "llama_3", "qwen", "o200k", "deepseek", "mistral", "gemma", "nfkc_metaspace")
 
 
-@pytest.mark.parametrize(("piece", "stretch"), [(1, 9), (40, 100)])
+@pytest.mark.parametrize(("piece", "short", "long"), [(4, 9, 30), (40, 100, 250)])
 @pytest.mark.parametrize("name", SHAPES)
 def test_cached_pieces_give_the_ids_of_the_whole(
-    name: str, piece: int, stretch: int, monkeypatch: pytest.MonkeyPatch
+    name: str, piece: int, short: int, long: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Texts that share beginnings with those before, cut at as many places as there are."""
     monkeypatch.setattr(segments, "PIECE", piece)
-    monkeypatch.setattr(stretches, "STRETCH", stretch)
+    monkeypatch.setattr(segments, "PART", piece // 4)
+    monkeypatch.setattr(stretches, "SHORT", short)
+    monkeypatch.setattr(stretches, "LONG", long)
     hf = HfBackend(shaped(name))
     cuts = cuts_of(json.loads(hf.spec))
     known = Stretches(100_000, cuts)
@@ -109,7 +111,8 @@ def test_known_stretches_give_the_ids_of_the_whole(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same for a library that is given all that is not known."""
-    monkeypatch.setattr(stretches, "STRETCH", 9)
+    monkeypatch.setattr(stretches, "SHORT", 9)
+    monkeypatch.setattr(stretches, "LONG", 30)
     hf = HfBackend(shaped(name))
     cuts = cuts_of(json.loads(hf.spec))
     known = Stretches(100_000, cuts)

@@ -8,7 +8,7 @@ from support.tokenizers import Counted
 
 from kvrouter.tokenize.cuts import UNCUT, Cuts, cuts_of
 from kvrouter.tokenize.hf import HfBackend
-from kvrouter.tokenize.segments import PIECE, CachedBackend, SegmentCache
+from kvrouter.tokenize.segments import PART, PIECE, CachedBackend, SegmentCache
 from kvrouter.tokenize.stretches import Stretches
 
 WORDS = "all work and no play makes a dull text "
@@ -49,7 +49,27 @@ def test_a_long_text_that_grows_encodes_its_end_only() -> None:
     assert len(cached.encode(text)) > 5
     (end,) = cached.encode(text + "and one more line\n")
     assert end.endswith("and one more line\n")
-    assert len(end) < PIECE + 200
+    assert len(end) < PART + 100
+
+
+def test_a_message_that_grows_line_by_line_encodes_no_more_than_a_part_of_what_was_known() -> None:
+    """A short one, a long one, one that gets as long as a piece meanwhile."""
+    cached = Cached("llama_3")
+    text = ""
+    for number in range(100):
+        line = f"line {number} of it: {WORDS}\n"
+        text += line
+        asked = cached.encode(f"<|start|>{text}<|end|>\n")
+        assert sum(map(len, asked)) < len(line) + PART + 100
+
+
+def test_much_that_comes_behind_a_known_piece_is_cut_into_few_pieces() -> None:
+    """A document that is added to a message."""
+    cached = Cached("llama_3")
+    start, document = WORDS * 5, WORDS * 200
+    cached.encode(start)
+    most = len(start + document) / PIECE + 2 * PIECE / PART
+    assert len(cached.encode(start + document)) < most
 
 
 def test_another_question_behind_a_document_encodes_its_own_piece_only() -> None:
