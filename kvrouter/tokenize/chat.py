@@ -48,7 +48,10 @@ def template_variables(request: RequestBody, chat: Chat, effort: Any) -> dict[st
     """
     given = request.get("chat_template_kwargs")
     variables: dict[str, Any] = dict(given) if isinstance(given, dict) else {}
-    if request.get("chat_template") is not None or variables.pop("chat_template", None) is not None:
+    brought = request.get("chat_template")
+    if not variables and brought is None and effort is None:
+        return variables  # most requests
+    if brought is not None or variables.pop("chat_template", None) is not None:
         chat.doubts.append("the client brings a chat template")
     for name in ("add_generation_prompt", "continue_final_message", "tokenize"):
         variables.pop(name, None)

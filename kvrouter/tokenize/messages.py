@@ -32,6 +32,9 @@ _MEDIA_KEYS = (
 )
 _TEXT_KEYS = {"thinking": "thinking", "tool_reference": "name", "refusal": "refusal"}
 _PLAIN_PARTS = _TEXT_PARTS | {"thinking", "tool_reference"}
+_PLAIN_ROLES = ("user", "assistant", "system")
+"""With a role and a content alone their messages are what they seem to be: most of most chats."""
+_PLAIN_FIELDS = 2
 _CLIENT_HEADER = "x-anthropic-billing-header"
 
 
@@ -61,7 +64,7 @@ def developer_as_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     The role becomes `system`; when that leaves system messages behind the first place, all of them
     are merged into one at the front (and then as text, even for a template that wants parts).
     """
-    if all(message["role"] != "developer" for message in messages):
+    if "developer" not in [message["role"] for message in messages]:
         return messages
     renamed = [
         {name: value for name, value in message.items() if name != "tools"} | {"role": "system"}
@@ -82,6 +85,8 @@ def _message(message: Any, content_format: ContentFormat) -> dict[str, Any]:
     if not isinstance(role, str):
         raise UnreadableMessagesError("a message has no role")
     content = _content(message.get("content"), role, content_format)
+    if len(message) == _PLAIN_FIELDS and role in _PLAIN_ROLES and "content" in message:
+        return {"role": role, "content": content}
     shown: dict[str, Any] = {"role": role, "content": content}
     if role == "assistant":
         shown |= _assistant_fields(message)

@@ -163,10 +163,9 @@ class _Sandbox(ImmutableSandboxedEnvironment):
     def getattr(self, obj: Any, attribute: str) -> Any:
         """See `jinja2.Environment`."""
         if type(obj) is dict and attribute not in _DICT_ATTRIBUTES:
-            try:
-                return obj[attribute]
-            except KeyError:
-                return self.undefined(obj=obj, name=attribute)
+            # Most messages have no `tool_calls`, and an exception would cost more than all else.
+            value = obj.get(attribute, _ABSENT)
+            return self.undefined(obj=obj, name=attribute) if value is _ABSENT else value
         return super().getattr(obj, attribute)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
@@ -187,6 +186,7 @@ def _is_too_large(operator: str, left: Any, right: Any) -> bool:
 
 
 _DICT_ATTRIBUTES = frozenset(dir(dict))
+_ABSENT = object()
 
 
 def _environment() -> ImmutableSandboxedEnvironment:

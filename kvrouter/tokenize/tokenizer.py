@@ -343,9 +343,11 @@ class ModelTokenizer:
         clean = without_surrogates(text)
         if clean != text:
             doubts.append("a lone surrogate in the text")
-        cut = _Truncation(request, doubts)
         around = self._around if add_special_tokens else NOTHING_AROUND
         ids = self.backend.encode(clean, allowance)
+        if request.get("truncate_prompt_tokens") is None:
+            return around.added_to(ids)
+        cut = _Truncation(request, doubts)
         if cut.keep is not None and not cut.explicit_side:
             return around.cut_and_added_to(ids, cut.keep)
         return cut.apply(around.added_to(ids))
