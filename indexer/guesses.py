@@ -13,8 +13,6 @@ from array import array
 from collections.abc import Iterator, KeysView
 from typing import TypeAlias
 
-import msgspec
-
 from indexer.hashing import HASH_BYTES
 from indexer.model import InvariantError
 
@@ -23,11 +21,14 @@ MARK_BLOCKS = 16
 _MARK_BYTES = MARK_BLOCKS * HASH_BYTES
 
 
-class _Run(msgspec.Struct, eq=False, gc=False):
+class _Run:
     """Hashes in a row that last until the same time."""
 
-    hashes: bytes
-    until: float
+    __slots__ = ("hashes", "until")
+
+    def __init__(self, hashes: bytes, until: float) -> None:
+        self.hashes = hashes
+        self.until = until
 
 
 _Known: TypeAlias = tuple[int, _Run, int]

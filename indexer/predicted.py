@@ -14,8 +14,7 @@ import math
 from array import array
 from collections.abc import Iterator, Sequence
 from itertools import count, groupby
-
-import msgspec
+from typing import NamedTuple
 
 from events import WorkerRank
 from indexer.guesses import MARK_BLOCKS, Guesses, blocks_of
@@ -26,7 +25,7 @@ MAX_BLOCKS = 500_000
 _GONE_MARKS = 256
 
 
-class _Prediction(msgspec.Struct, frozen=True, order=True, gc=False):
+class _Prediction(NamedTuple):
     """One prediction, in the order of the queue: by expiry, then by age.
 
     `lead` of its hashes, in blocks, only tell where the others belong. `known` is what it was noted
