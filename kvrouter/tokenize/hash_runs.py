@@ -15,8 +15,8 @@ from xxhash import xxh3_128_digest
 
 from indexer.hashing import HASH_BYTES, TOKEN_BYTES, chain, root
 
-RUNS = (512, 32)
-"""Blocks of a run. The short ones are for what is left behind the long ones."""
+RUNS = (512, 128, 32)
+"""Blocks of a run. The shorter ones are for what is left behind the longer ones."""
 _ENTRY_BYTES = 300
 """What a run takes besides its hashes, about: its key and the dictionary's slot."""
 _Key = tuple[int, bytes, bytes]
