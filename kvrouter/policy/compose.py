@@ -57,7 +57,7 @@ class Policy(msgspec.Struct, frozen=True):
 
 def _sums(terms: Terms, candidates: int) -> list[float]:
     """The sum of each row."""
-    columns = [column for column in terms if column]
+    columns = list(filter(None, terms))
     if not columns:
         return [0.0] * candidates
     costs: Iterable[float] = columns[0]

@@ -59,10 +59,19 @@ class Cheapest(msgspec.Struct, frozen=True):
             return kept[0], ONLY_CANDIDATE
         least = min(costs if len(kept) == len(costs) else [costs[each] for each in kept])
         most = least + EQUAL_COST * max(1.0, abs(least))
-        tied = [each for each in kept if costs[each] <= most]
+        active, recency = survey.loads.active_requests, survey.loads.recency
+        tied = [(active[each], recency[each], each) for each in kept if costs[each] <= most]
+        first = min(tied)
         if len(tied) == 1:
-            return tied[0], LEAST_COST
-        return _break_tie(survey, tied, rng)
+            return first[2], LEAST_COST
+        tied.remove(first)
+        second = min(tied)
+        if first[0] < second[0]:
+            return first[2], FEWEST_ACTIVE
+        if first[1] < second[1]:
+            return first[2], LEAST_RECENT
+        equal = [position for fewest, least, position in tied if (fewest, least) == first[:2]]
+        return rng.choice([first[2], *equal]), RANDOM
 
 
 class Softmax(msgspec.Struct, frozen=True):
@@ -100,16 +109,3 @@ class Uniform(msgspec.Struct, frozen=True):
     ) -> Pick:
         """Choose."""
         return rng.choice(kept), RANDOM
-
-
-def _break_tie(survey: Survey, tied: list[int], rng: Random) -> Pick:
-    active, recency = survey.loads.active_requests, survey.loads.recency
-    fewest = min([active[each] for each in tied])
-    tied = [each for each in tied if active[each] == fewest]
-    if len(tied) == 1:
-        return tied[0], FEWEST_ACTIVE
-    least = min([recency[each] for each in tied])
-    tied = [each for each in tied if recency[each] == least]
-    if len(tied) == 1:
-        return tied[0], LEAST_RECENT
-    return rng.choice(tied), RANDOM
