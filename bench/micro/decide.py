@@ -6,7 +6,11 @@ Each prompt has 1,024 tokens with its hashes in hand: half of it is a system pro
 worker holds, half is its own. Each worker has four requests in flight, none of them at its first
 token yet, which is the dearest case. With `--replicas 3` two thirds of all requests are booked by
 other routers, and what they tell is heard before each decision (that is not counted in it). The
-garbage collector is set as the router sets it. Prints one JSON object.
+garbage collector is set as the router sets it.
+
+A virtual machine may share its cores with others, and is slower while they are busy. So a fixed
+loop runs before and after each decision: those beside which it took no longer than `STEADY` times
+its least are told apart as `steady`, with their share. Prints one JSON object.
 """
 
 import argparse
@@ -34,6 +38,8 @@ BLOCK_SIZE = 16
 SHARED_TOKENS = 512
 OWN_TOKENS = 512
 ACTIVE_PER_WORKER = 4
+STEADY = 1.15
+PROBE_STEPS = 300
 
 
 def prompt_of(number: int) -> Prompt:
@@ -85,7 +91,24 @@ class Others:
                     self.view.drop(command.key, now)
 
 
-def measure(workers: int, replicas: int, requests: int, seed: int) -> dict[str, float]:
+def probe_us() -> float:
+    """Thread time of the fixed loop: some 20 us of bytecodes."""
+    started = time.thread_time()
+    seen: dict[int, int] = {}
+    for step in range(PROBE_STEPS):
+        seen[step & 63] = step
+    return (time.thread_time() - started) * 1e6
+
+
+def steady(took_us: list[float], probes_us: list[float]) -> dict[str, float]:
+    """The median of those beside which nobody disturbed the processor, and their share."""
+    most_us = STEADY * min(probes_us)
+    kept = [took for took, probe in zip(took_us, probes_us, strict=True) if probe <= most_us]
+    share = len(kept) / len(took_us)
+    return {"place_us_median": round(statistics.median(kept), 1), "share": round(share, 2)}
+
+
+def measure(workers: int, replicas: int, requests: int, seed: int) -> dict[str, object]:
     """Microseconds of thread time per placement and per settlement."""
     ranks = [WorkerRank(f"worker-{number}:8000") for number in range(workers)]
     others = Others()
@@ -100,6 +123,7 @@ def measure(workers: int, replicas: int, requests: int, seed: int) -> dict[str, 
     before = workers * ACTIVE_PER_WORKER
     place_us: list[float] = []
     settle_us: list[float] = []
+    probes_us: list[float] = []
     for number in range(before + requests * replicas):
         prompt, now = prompt_of(number), number * 1e-3
         if number % replicas:
@@ -108,6 +132,7 @@ def measure(workers: int, replicas: int, requests: int, seed: int) -> dict[str, 
                 active.popleft().settle(Outcome.OK, now)
             others.tell(now)
             continue
+        probed_us = probe_us()
         started = time.thread_time()
         active.append(scheduler.place(prompt, ranks, now).lease)
         placed = time.thread_time()
@@ -115,12 +140,14 @@ def measure(workers: int, replicas: int, requests: int, seed: int) -> dict[str, 
             active.popleft().settle(Outcome.OK, now)
             settle_us.append((time.thread_time() - placed) * 1e6)
             place_us.append((placed - started) * 1e6)
+            probes_us.append(max(probed_us, probe_us()))
     return {
         "workers": workers,
         "replicas": replicas,
         "place_us_min": round(min(place_us), 1),
         "place_us_median": round(statistics.median(place_us), 1),
         "settle_us_median": round(statistics.median(settle_us), 1),
+        "steady": steady(place_us, probes_us),
     }
 
 
