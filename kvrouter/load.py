@@ -472,7 +472,7 @@ class Load:
         _require(hashed_tokens.keys() <= self._entries.keys(), "removed ranks hold no blocks")
         for rank, entry in self._entries.items():
             _check_entry(entry, hashed_tokens[rank])
-        for view in self._views.values():
+        for view in tuple(self._views.values()):  # to look may begin anew
             seen = Loads.of(list(map(self.of, view.ranks)))
             _require(self.of_each(view.ranks) == seen, "a view is what a look at each rank gives")
 

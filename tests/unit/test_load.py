@@ -338,3 +338,16 @@ def test_views_of_fleets_that_change_do_not_pile_up(load: Load) -> None:
     for number in range(100):
         load.of_each((A, WorkerRank(f"worker-{number}")))
     assert len(load._views) <= 16
+
+
+def test_a_check_may_find_more_notes_than_are_kept(load: Load) -> None:
+    views = [(A, B), (A,)]
+    for ranks in views:
+        load.of_each(ranks)
+    for number in range(600):
+        lease = book(load, Prompt.blind(number, "no tokenizer"))
+        load.of(A)
+        lease.settle(Outcome.OK, 1.0)
+        load.of(A)
+    assert len(load._stale) > 1000
+    load.check()
