@@ -441,9 +441,9 @@ class Load:
     def remove(self, rank: WorkerRank) -> None:
         """Forget the rank and detach its leases."""
         entry = self._entries.pop(rank, None)
-        self._stale.append(rank)
         self.paces.forget(rank)
         if entry is not None:
+            self._stale.append(rank)
             for lease in tuple(entry.leases):
                 lease.detach(lease.booked_at)
 

@@ -340,6 +340,13 @@ def test_views_of_fleets_that_change_do_not_pile_up(load: Load) -> None:
     assert len(load._views) <= 16
 
 
+def test_ranks_that_go_without_a_booking_leave_no_notes(load: Load) -> None:
+    """Workers of a model that nobody asks for come and go; no decision ever takes notes in."""
+    for number in range(2000):
+        load.remove(WorkerRank(f"worker-{number}"))
+    assert not load._stale
+
+
 def test_a_check_may_find_more_notes_than_are_kept(load: Load) -> None:
     views = [(A, B), (A,)]
     for ranks in views:
