@@ -91,7 +91,8 @@ class Guesses:
                 run = self._part(run, at, at + length)
                 self._unmark(run, 0)
                 forgotten.append(run.hashes)
-            known = self._next_known(blocks, hashes, place + length // HASH_BYTES)
+            # Not `_next_known`: a run of samples lacks blocks of the chain that is confirmed.
+            known = self._first_known(blocks, hashes, place + length // HASH_BYTES)
         return forgotten
 
     def clear(self) -> None:

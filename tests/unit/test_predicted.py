@@ -5,6 +5,7 @@ import random
 import pytest
 
 from events import WorkerRank
+from events.replica import sample
 from indexer import InvariantError, PredictedBlocks, block_hashes
 from indexer.guesses import MARK_BLOCKS
 
@@ -301,3 +302,17 @@ def test_a_withdrawal_brings_nothing_back_that_the_rank_has_dropped(
     predicted.check()
     assert predicted.leading(RANK, HASHES, 0, now=4.0) == 3
     assert predicted.leading(RANK, HASHES, 0, now=8.0) == 0
+
+
+def test_events_from_the_middle_on_confirm_nearly_all_samples_of_a_prompt(
+    predicted: PredictedBlocks,
+) -> None:
+    """What other replicas tell are samples, and events have every block.
+
+    The first sample behind where the events begin may be overlooked.
+    """
+    prompt = block_hashes(range(32), 1)
+    predicted.expect(RANK, sample(prompt), now=0.0, ttl_s=5.0)
+    predicted.confirm(RANK, prompt[5 * 8 :])
+    assert len(predicted) <= 6
+    predicted.check()
