@@ -181,6 +181,12 @@ def test_the_clients_messages_stay_as_they_are() -> None:
     assert json.dumps(given) == before
 
 
+def test_a_developer_and_a_tool_with_a_content_alone_are_more_than_that() -> None:
+    """The engine's type of the one has tools; the other's parts are joined."""
+    assert as_text(said("d", "developer")) == [said("d", "developer", tools=None)]
+    assert as_parts(said([part("a"), part("b")], "tool")) == [said("a\nb", "tool")]
+
+
 def test_without_a_developer_system_messages_stay_where_they_are() -> None:
     messages = as_text(said("a"), said("s", "system"))
     assert developer_as_system(messages) == messages

@@ -9,7 +9,7 @@ from support.tokenizers import Counted
 from kvrouter.tokenize.cuts import UNCUT, Cuts, cuts_of
 from kvrouter.tokenize.hf import HfBackend
 from kvrouter.tokenize.segments import PART, PIECE, CachedBackend, SegmentCache
-from kvrouter.tokenize.stretches import Stretches
+from kvrouter.tokenize.stretches import SHORT, Stretches
 
 WORDS = "all work and no play makes a dull text "
 
@@ -86,6 +86,14 @@ def test_what_begins_a_text_is_not_what_follows_a_token() -> None:
     assert cached.encode("word") == ["word"]
     assert len(cached.encode("<s>word")) == 2
     assert cached.encode("word</s>word") == []
+
+
+def test_a_stretch_that_follows_a_token_is_not_what_begins_a_text() -> None:
+    """The same of a text too long to be followed by the piece."""
+    cached = Cached("mistral")
+    behind = WORDS * 60
+    cached.encode("x" * (SHORT + 1) + "</s>" + behind)
+    assert cached.encode(behind)
 
 
 def test_kinds_without_a_rule_are_cut_at_special_tokens_only() -> None:

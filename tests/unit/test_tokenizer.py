@@ -240,6 +240,8 @@ def test_template_arguments_come_from_several_places(tmp_path: Path) -> None:
         request(messages=[said("a")], chat_template_kwargs=kwargs, reasoning_effort="low")
     )
     assert text_of(prompt) == "1 2 1 low True"
+    alone = tokenizer.prompt(request(messages=[said("a")], reasoning_effort="low"))
+    assert text_of(alone) == "1 1 1 low True"
 
 
 def test_a_request_that_brings_a_template_is_approximate() -> None:
