@@ -105,7 +105,10 @@ class SegmentCache:
 
 
 def _size(piece: Piece, ids: bytes) -> int:
-    return getsizeof(text_of(piece)) + getsizeof(ids) + _ENTRY_BYTES
+    text = text_of(piece)
+    # A string of one character is shared by the process: it grows when somebody encodes it.
+    own_bytes = getsizeof(text) if len(text) > 1 else 0
+    return own_bytes + getsizeof(ids) + _ENTRY_BYTES
 
 
 class CachedBackend:

@@ -1,6 +1,7 @@
 """The cache of encoded pieces: what is encoded again, what is kept, how much."""
 
 import json
+from sys import getsizeof
 
 import pytest
 from support.shapes import shaped
@@ -115,6 +116,15 @@ def test_memory_stays_within_its_bound(max_bytes: int) -> None:
     for number in range(60):
         cached.encode(f"text number {number} <|end|>" * 3)
     assert cached.cache.stats.bytes <= max_bytes
+
+
+def test_a_character_that_others_encode_too_leaves_the_count_right() -> None:
+    cache, character = SegmentCache(1000), "\x9f"
+    before = getsizeof(character)
+    cache.add([character], [b"1234"])
+    HfBackend(shaped("word_piece")).encode(character)
+    assert getsizeof(character) > before
+    cache.check()
 
 
 def test_the_least_recently_used_goes_first() -> None:
