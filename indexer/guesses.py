@@ -61,7 +61,13 @@ class Guesses:
         while place < len(blocks):
             end = len(blocks) if known is None else known[0]
             if end > place:
-                before = self._append(before, hashes[place * HASH_BYTES : end * HASH_BYTES], until)
+                new, first = hashes[place * HASH_BYTES : end * HASH_BYTES], place
+                if before is None:
+                    before = _Run(new, until)
+                else:
+                    first += -(len(before.hashes) // HASH_BYTES) % MARK_BLOCKS
+                    before.hashes += new
+                self._note(blocks[first:end:MARK_BLOCKS], before)
             if known is None:
                 return
             place, run, at = known
@@ -136,8 +142,8 @@ class Guesses:
 
     def _first_known(self, blocks: "array[int]", hashes: bytes, place: int) -> _Known | None:
         """The first block from this place on that is expected."""
-        runs = self._runs
-        if runs.keys().isdisjoint(blocks[max(0, place - MARK_BLOCKS + 1) :]):
+        runs, first = self._runs, place - MARK_BLOCKS + 1
+        if runs.keys().isdisjoint(blocks[first:] if first > 0 else blocks):
             return None
         if place >= len(blocks):
             return None
@@ -185,17 +191,6 @@ class Guesses:
         has_it = run.hashes[at : at + HASH_BYTES] == hashes[place * HASH_BYTES :][:HASH_BYTES]
         return (place, run, at) if has_it else None
 
-    def _append(self, before: _Run | None, new: bytes, until: float) -> _Run:
-        """Let a run have new blocks at its end; without one, make one of them."""
-        if before is None:
-            run = _Run(new, until)
-            self._mark(run, 0)
-            return run
-        start = len(before.hashes)
-        before.hashes += new
-        self._mark(before, start)
-        return before
-
     def _part(self, run: _Run, start: int, end: int) -> _Run:
         """A run of this part alone, cut off from what is before and behind it; in bytes."""
         if end < len(run.hashes):
@@ -207,12 +202,11 @@ class Guesses:
         self._unmark(run, at)
         back = _Run(run.hashes[at:], run.until)
         run.hashes = run.hashes[:at]
-        self._mark(back, 0)
+        self._note(marks_of(back.hashes), back)
         return back
 
-    def _mark(self, run: _Run, start: int) -> None:
-        """Let the run be found by its marks from this byte on."""
-        marks = marks_of(run.hashes, start)
+    def _note(self, marks: "array[int]", run: _Run) -> None:
+        """Let the run be found by these."""
         self._runs.update(dict.fromkeys(marks, run))
         self._all_marks.update(marks)
 

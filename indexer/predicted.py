@@ -14,7 +14,9 @@ import math
 from array import array
 from collections.abc import Iterator, Sequence
 from itertools import count, groupby
-from typing import NamedTuple
+from typing import TypeAlias
+
+import msgspec
 
 from events import WorkerRank
 from indexer.guesses import MARK_BLOCKS, Guesses, blocks_of
@@ -25,15 +27,13 @@ MAX_BLOCKS = 500_000
 _GONE_MARKS = 256
 
 
-class _Prediction(NamedTuple):
-    """One prediction, in the order of the queue: by expiry, then by age.
+class _Prediction(msgspec.Struct, eq=False, gc=False):
+    """One prediction. `lead` of its hashes, in blocks, only tell where the others belong.
 
-    `lead` of its hashes, in blocks, only tell where the others belong. `known` is what it was noted
-    in; where that is not the rank's any more, nothing is left.
+    `known` is what it was noted in; where that is not the rank's any more, nothing is left.
     """
 
     until: float
-    age: int
     rank: WorkerRank
     hashes: bytes
     lead: int
@@ -50,13 +50,17 @@ class _Prediction(NamedTuple):
         return len(self.hashes) // HASH_BYTES - self.lead
 
 
+_Queued: TypeAlias = tuple[float, int, _Prediction]
+"""In the order of the queue: by expiry, then by age."""
+
+
 class PredictedBlocks:
     """Expected blocks per rank. `max_blocks` bounds the blocks of all live predictions."""
 
     def __init__(self, *, max_blocks: int = MAX_BLOCKS) -> None:
         self._max_blocks = max_blocks
         self._guesses: dict[WorkerRank, Guesses] = {}
-        self._queue: list[_Prediction] = []
+        self._queue: list[_Queued] = []
         self._queued_blocks = 0
         self._age = count()
         self._marks: set[int] = set()  # of the guesses of all ranks, and of some gone ones
@@ -78,7 +82,8 @@ class PredictedBlocks:
         if known is None:
             known = self._guesses[rank] = Guesses(self._marks)
         known.expect(hashes, until, start=lead)
-        heapq.heappush(self._queue, _Prediction(until, next(self._age), rank, hashes, lead, known))
+        made = _Prediction(until, rank, hashes, lead, known)
+        heapq.heappush(self._queue, (until, next(self._age), made))
         self._queued_blocks += blocks
         while self._queued_blocks > self._max_blocks:
             self._drop_first()
@@ -110,33 +115,33 @@ class PredictedBlocks:
             return
         hashes, lead = self._cut(hashes, start)
         own = hashes[lead * HASH_BYTES :]
-        living = [made for made in self._queue if made.known is known]
-        taken = next((made for made in living if made.own == own), None)
+        living = [queued for queued in self._queue if queued[2].known is known]
+        taken = next((queued for queued in living if queued[2].own == own), None)
         if taken is None:
             return
         self._queue.remove(taken)
         living.remove(taken)
         heapq.heapify(self._queue)
-        self._queued_blocks -= taken.blocks
+        self._queued_blocks -= taken[2].blocks
         for piece in known.forget(hashes, math.inf, start=lead):
-            for until, blocks in _lasting(piece, living):
+            for until, blocks in _lasting(piece, [made for _, _, made in living]):
                 known.expect(blocks, until)
         if not known:
             self.drop(rank)
 
     def _cut(self, hashes: bytes, start: int) -> tuple[bytes, int]:
         """What is noted of a prompt's blocks, and how many of them are before `start`."""
-        lead = min(start, MARK_BLOCKS - 1)
+        lead = start if start < MARK_BLOCKS else MARK_BLOCKS - 1
         return hashes[(start - lead) * HASH_BYTES : (start + self._max_blocks) * HASH_BYTES], lead
 
     def expire(self, now: float) -> None:
         """Forget what was expected up to `now` and has not come."""
-        while self._queue and self._queue[0].until <= now:
+        while self._queue and self._queue[0][0] <= now:
             self._drop_first()
 
     def _drop_first(self) -> None:
         """Forget the prediction that expires first, but not what a later one expects as well."""
-        made = heapq.heappop(self._queue)
+        _, _, made = heapq.heappop(self._queue)
         self._queued_blocks -= made.blocks
         if self._guesses.get(made.rank) is not made.known:
             return
@@ -192,12 +197,13 @@ class PredictedBlocks:
 
     def check(self) -> None:
         """Raise InvariantError if anything contradicts anything."""
-        queued = sum(made.blocks for made in self._queue)
+        predictions = [made for _, _, made in self._queue]
+        queued = sum(made.blocks for made in predictions)
         _require(queued == self._queued_blocks, f"{self._queued_blocks} queued, {queued} found")
         _require(queued <= self._max_blocks, f"{queued} blocks, {self._max_blocks} allowed")
         ends = {
             (made.rank, block, made.until)
-            for made in self._queue
+            for made in predictions
             if made.known is self._guesses.get(made.rank)
             for block in blocks_of(made.own)
         }

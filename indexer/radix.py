@@ -281,7 +281,6 @@ class RadixIndex:
         holdings = self._holdings.get(rank)
         return holdings.block_size if holdings is not None else None
 
-    @property
     def is_gpu_only(self) -> bool:
         """Whether all overlaps are on the GPU: no rank has other tiers or groups."""
         return len(self._holdings) == self._plain.bit_count()

@@ -55,18 +55,19 @@ class ActiveBlocks:
             key = hashes[position : position + HASH_BYTES]
             child = run.children.get(key)
             if child is None:
-                child = run.children[key] = _Run(run, position, hashes[position:])
-            elif not hashes.startswith(child.hashes, position):
+                new = _Run(run, position, hashes[position:], {}, {rank: 1})
+                run.children[key] = new
+                return Hold(rank, new, (added + len(hashes) - position) // HASH_BYTES)
+            if not hashes.startswith(child.hashes, position):
                 child = _split(run, child, _common(child.hashes, hashes[position:]))
             run = child
             length = len(run.hashes)
             position += length
-            active = run.active.get(rank)
-            if active is None:
-                run.active[rank] = 1
+            active = run.active
+            count = active.get(rank, 0)
+            if not count:
                 added += length
-            else:
-                run.active[rank] = active + 1
+            active[rank] = count + 1
         return Hold(rank, run, added // HASH_BYTES)
 
     def release(self, hold: Hold) -> int:

@@ -23,7 +23,7 @@ but touch nothing, not even a rank of the same name that has come back meanwhile
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Protocol
 
@@ -129,11 +129,11 @@ class _Entry:
         "stale",
     )
 
-    def __init__(self, rank: WorkerRank, half_life_s: float, stale: list[WorkerRank]) -> None:
+    def __init__(self, rank: WorkerRank, half_life_s: float, stale: "list[_Entry]") -> None:
         self.rank = rank
         self.half_life_s = half_life_s
         self.stale = stale
-        """Where ranks are noted whose counts have changed since somebody saw them."""
+        """Where entries are noted whose counts have changed since somebody saw them."""
         self.block_size = 1
         self.prefills: Prefills[Lease] = Prefills()
         self.decode_tokens = 0
@@ -148,7 +148,7 @@ class _Entry:
         """One of the counts is another now."""
         if self.seen is not None:
             self.seen = None
-            self.stale.append(self.rank)
+            self.stale.append(self)
 
     def look(self) -> RankLoad:
         """The counts; made anew only after a change, for decisions look at all ranks each time."""
@@ -351,15 +351,15 @@ class _View:
         self.ranks = ranks
         self.loads = loads
         self.seen = seen
-        """How many of the notes of stale ranks it has taken in."""
+        """How many of the notes of stale entries it has taken in."""
         self._positions = {rank: position for position, rank in enumerate(ranks)}
 
-    def update(self, stale: Sequence[WorkerRank], of: Callable[[WorkerRank], RankLoad]) -> None:
+    def update(self, stale: Sequence[_Entry]) -> None:
         """Take in what was noted since."""
-        for rank in stale[self.seen :]:
-            position = self._positions.get(rank)
+        for entry in stale[self.seen :]:
+            position = self._positions.get(entry.rank)
             if position is not None:
-                self.loads.put(position, of(rank))
+                self.loads.put(position, entry.look())
         self.seen = len(stale)
 
 
@@ -376,7 +376,7 @@ class Load:
         self._entries: dict[WorkerRank, _Entry] = {}
         self._trees: dict[int, ActiveBlocks] = {}
         self._views: dict[int, _View] = {}  # by the identity of the tuple that is asked for
-        self._stale: list[WorkerRank] = []  # ranks whose counts changed since they were seen
+        self._stale: list[_Entry] = []  # whose counts changed since they were seen
         self._turn = 0
         self._settled: Counter[Outcome] = Counter()
 
@@ -394,7 +394,7 @@ class Load:
         entry = self._entries.get(rank)
         if entry is None:
             entry = self._entries[rank] = _Entry(rank, self._half_life_s, self._stale)
-            self._stale.append(rank)
+            self._stale.append(entry)
         self._turn += 1
         entry.dispatched(uncached, self._turn, block_size, now)
         hashes = prompt.hashes(block_size)
@@ -417,7 +417,7 @@ class Load:
         if view is None or len(self._stale) > _MOST_STALE:
             view = self._look(ranks)
         elif view.seen < len(self._stale):
-            view.update(self._stale, self.of)
+            view.update(self._stale)
         return view.loads.copy()
 
     def slowness(self, ranks: Sequence[WorkerRank]) -> list[float]:
@@ -443,9 +443,10 @@ class Load:
         entry = self._entries.pop(rank, None)
         self.paces.forget(rank)
         if entry is not None:
-            self._stale.append(rank)
             for lease in tuple(entry.leases):
                 lease.detach(lease.booked_at)
+            entry.seen = IDLE  # for ever: nobody has it any more who could change it
+            self._stale.append(entry)
 
     def ranks(self) -> Sequence[WorkerRank]:
         """The ranks that had a booking since they were last removed."""

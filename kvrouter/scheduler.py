@@ -221,7 +221,7 @@ class Scheduler:
             overlaps = list(map(found.get, ranks, repeat(NO_OVERLAP)))
         else:
             overlaps = [NO_OVERLAP] * len(ranks)
-        if not self._index.is_gpu_only:
+        if not self._index.is_gpu_only():
             starts = list(map(sum, overlaps))
             predicted = self._predicted.leading_each(ranks, hashes, starts, now)
             return overlaps, predicted, self._saved(overlaps, predicted)

@@ -47,8 +47,8 @@ class Policy(msgspec.Struct, frozen=True):
         """The choice among at least one candidates."""
         candidates = len(survey.ranks)
         kept: Sequence[int] = range(candidates)
-        for keep in self.filters:
-            kept = keep(survey, kept) or kept
+        for each in self.filters:
+            kept = each.keep(survey, kept) or kept
         terms = self.scorer.rate(survey)
         costs = _sums(terms, candidates)
         position, reason = self.picker.pick(survey, costs, kept, rng)

@@ -11,7 +11,7 @@ from kvrouter.policy.candidate import Survey
 class Filter(Protocol):
     """Keeps some candidates, by position. Where it would keep none, it is passed over."""
 
-    def __call__(self, survey: Survey, kept: Sequence[int]) -> Sequence[int]:
+    def keep(self, survey: Survey, kept: Sequence[int]) -> Sequence[int]:
         """Those of `kept` that stay."""
 
 
@@ -25,7 +25,7 @@ class LoadGuard(msgspec.Struct, frozen=True):
     ratio: float
     slack: float
 
-    def __call__(self, survey: Survey, kept: Sequence[int]) -> Sequence[int]:
+    def keep(self, survey: Survey, kept: Sequence[int]) -> Sequence[int]:
         """Those of `kept` that are not overloaded."""
         active = survey.loads.active_requests
         limit = self.ratio * sum(active) / len(active) + self.slack

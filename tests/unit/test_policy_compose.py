@@ -1,5 +1,6 @@
 """The policies by name."""
 
+from collections.abc import Sequence
 from random import Random
 from typing import get_args
 
@@ -8,10 +9,19 @@ import pytest
 from support.candidates import Row, candidate, policy, survey
 
 from kvrouter.config import ConfigError, PolicyConfig, PolicyName, parse_config
-from kvrouter.policy import Policy, Reason, build_policy, parameters_of
+from kvrouter.policy import Policy, Reason, Survey, build_policy, parameters_of
 from kvrouter.policy.filters import LoadGuard
 from kvrouter.policy.pickers import Cheapest, Softmax
 from kvrouter.policy.scorers import ActiveRequests, BlockCost, TokenCost, row_of
+
+
+class LastOf(msgspec.Struct, frozen=True):
+    """A filter that keeps so many, by their place."""
+
+    most: int
+
+    def keep(self, survey: Survey, kept: Sequence[int]) -> Sequence[int]:
+        return kept[len(survey) - self.most :]
 
 
 def winner(chosen_by: Policy, *candidates: Row) -> str:
@@ -114,12 +124,12 @@ def test_least_requests_counts_requests_and_least_tokens_tokens() -> None:
 
 
 def test_a_filter_removes_candidates_before_one_is_picked() -> None:
-    guarded = Policy("guarded", ActiveRequests(), Cheapest(), (lambda _, kept: kept[1:],))
+    guarded = Policy("guarded", ActiveRequests(), Cheapest(), (LastOf(1),))
     assert winner(guarded, candidate("a"), candidate("b", active_requests=5)) == "b"
 
 
 def test_a_filter_that_would_remove_all_is_passed_over() -> None:
-    guarded = Policy("guarded", ActiveRequests(), Cheapest(), (lambda _, __: (),))
+    guarded = Policy("guarded", ActiveRequests(), Cheapest(), (LastOf(0),))
     assert winner(guarded, candidate("a", active_requests=5), candidate("b")) == "b"
 
 
