@@ -251,6 +251,17 @@ def test_a_prompt_that_grows_is_expected_as_one(predicted: PredictedBlocks) -> N
     predicted.check()
 
 
+def test_the_last_block_before_a_mark_would_follow_is_found_again(
+    predicted: PredictedBlocks,
+) -> None:
+    """It is as far behind the only mark of its run as a block can be."""
+    chain = block_hashes(range(MARK_BLOCKS + 4), 1)
+    predicted.expect(RANK, chain[: MARK_BLOCKS * 8], now=0.0, ttl_s=5.0)
+    predicted.expect(RANK, chain, start=MARK_BLOCKS - 1, now=0.0, ttl_s=5.0)
+    predicted.check()
+    assert len(predicted) == MARK_BLOCKS + 4
+
+
 def test_a_contradiction_is_told(predicted: PredictedBlocks) -> None:
     predicted.expect(RANK, HASHES, now=0.0, ttl_s=5.0)
     predicted._queue.clear()
