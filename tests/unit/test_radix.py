@@ -229,6 +229,15 @@ def test_a_name_at_two_places_of_a_rank_is_gone_from_both_after_its_removals(ben
     assert (bench.gpu(W1), bench.gpu(W1, other)) == (3, 1)
 
 
+def test_a_second_name_of_a_block_may_become_the_first_of_another(bench: Bench) -> None:
+    bench.apply(W1, stored([1]), stored([2]))
+    other = [7] * SIZE
+    bench.apply(W1, stored([2], other))
+    assert (bench.gpu(W1), bench.gpu(W1, other)) == (1, 1)
+    bench.apply(W1, removed(1))
+    assert (bench.gpu(W1), bench.gpu(W1, other)) == (0, 1)
+
+
 def test_one_name_for_all_blocks_of_an_event_breaks_nothing(bench: Bench) -> None:
     bench.apply(W1, stored([7] * 5))
     assert bench.index.blocks(W1) == 1
