@@ -8,9 +8,8 @@ token yet, which is the dearest case. With `--replicas 3` two thirds of all requ
 other routers, and what they tell is heard before each decision (that is not counted in it). The
 garbage collector is set as the router sets it.
 
-A virtual machine may share its cores with others, and is slower while they are busy. So a fixed
-loop runs before and after each decision: those beside which it took no longer than `STEADY` times
-its least are told apart as `steady`, with their share. Prints one JSON object.
+Decisions beside which nobody disturbed the processor, by a probe before and after each (see
+`steady.py`), are told apart as `steady`, with their share. Prints one JSON object.
 """
 
 import argparse
@@ -22,6 +21,8 @@ import subprocess
 import time
 from array import array
 from collections import deque
+
+from steady import probe_us, undisturbed
 
 from events import BlocksStored, EventBatch, WorkerRank
 from events.replica import Added, Dropped, Ledger, Mirror
@@ -38,8 +39,6 @@ BLOCK_SIZE = 16
 SHARED_TOKENS = 512
 OWN_TOKENS = 512
 ACTIVE_PER_WORKER = 4
-STEADY = 1.15
-PROBE_STEPS = 300
 
 
 def prompt_of(number: int) -> Prompt:
@@ -91,19 +90,9 @@ class Others:
                     self.view.drop(command.key, now)
 
 
-def probe_us() -> float:
-    """Thread time of the fixed loop: some 20 us of bytecodes."""
-    started = time.thread_time()
-    seen: dict[int, int] = {}
-    for step in range(PROBE_STEPS):
-        seen[step & 63] = step
-    return (time.thread_time() - started) * 1e6
-
-
 def steady(took_us: list[float], probes_us: list[float]) -> dict[str, float]:
     """The median of those beside which nobody disturbed the processor, and their share."""
-    most_us = STEADY * min(probes_us)
-    kept = [took for took, probe in zip(took_us, probes_us, strict=True) if probe <= most_us]
+    kept = undisturbed(took_us, probes_us, min(probes_us))
     share = len(kept) / len(took_us)
     return {"place_us_median": round(statistics.median(kept), 1), "share": round(share, 2)}
 
