@@ -5,7 +5,16 @@
 Where `ai-dynamo-runtime` is installed, its `RadixTree` does the same work in the same run, in
 turns with ours: once from events as it wants them, with hashed tokens in JSON, and once from the
 same payloads as ours. Times are CPU time of the process, all threads; each figure is the median and
-the minimum over the rounds. Prints a table to stderr and one JSON object to stdout.
+the best over the rounds. Prints a table to stderr and one JSON object to stdout.
+
+`steady` is the figure of those pieces of work beside which nobody disturbed the processor (see
+`steady.py`), and `steady_share` their part of all `pieces`: of times the median, of rates the
+blocks over the time, of the longest the longest. Undisturbed is measured by the least probe of the
+whole run; the table, printed on the way, knows the least so far, from a second of probes on. Where
+fewer than `ENOUGH` pieces were undisturbed, ours works on alone, for `MORE_S` or so, and that
+counts for the steady figure only. Ratios to Dynamo are of plain medians. Of its own, matching alone
+has a steady figure: a probe sees the processor of the thread it runs in, and a tree's events wait
+for another one, without pauses in which to probe.
 
 "Base costs" are the two figures that the goals were set by, measured in the same rounds: what they
 were "there" says how this machine compares.
@@ -16,16 +25,14 @@ import gc
 import json
 import platform
 import random
-import statistics
 import struct
 import subprocess
-import sys
 import time
 import tracemalloc
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 from index_cases import (
@@ -38,7 +45,9 @@ from index_cases import (
     ours_of,
     stored,
 )
+from index_table import RATE, Sample, Side, Table, figure, figures, together
 from msgspec import msgpack
+from steady import Piece, in_pieces, probed
 from xxhash import xxh3_64_digest
 
 from events import (
@@ -55,24 +64,18 @@ from indexer.snapshot import Loader, dump
 from kvrouter.heap import Heap
 
 RANK = WorkerRank("w")
-RATE = "M blocks/s"
-
 T = TypeVar("T")
-Figures = dict[str, Any]
 Work = Callable[[], object]
 
 
-def cpu_s(work: Work, times: int) -> float:
-    """CPU seconds of one call, over `times` calls; nothing is collected meanwhile."""
-    gc.collect()
-    gc.disable()
-    try:
-        started = time.process_time()
-        for _ in range(times):
+def calls(work: Work, times: int) -> Sample:
+    """So many calls in a row; nothing is collected meanwhile."""
+
+    def each(part: Sequence[int]) -> None:
+        for _ in part:
             work()
-        return (time.process_time() - started) / times
-    finally:
-        gc.enable()
+
+    return in_pieces(each, range(times), 1)
 
 
 class Bench:
@@ -82,34 +85,21 @@ class Bench:
         self.rounds = rounds
         self.rng = random.Random(seed)
         self.rival = rival
-        self.figures: dict[str, Figures] = {}
-        self._row = ""  # the last one that is not indented
+        self.table = Table()
 
-    def report(self, name: str, unit: str, goal: str, samples: list[list[float]]) -> None:
-        """Keep one row: ours, and the rival's where there is one.
-
-        An indented name belongs to the row above it, and is kept under both.
-        """
-        row: Figures = {"unit": unit, "goal": goal}
-        for who, values in zip(("ours", "dynamo", "dynamo_payload"), samples, strict=False):
-            if values:
-                row |= {who: statistics.median(values), f"{who}_best": _best(values, unit)}
-        if "dynamo" in row:
-            row["ratio"] = row["ours"] / row["dynamo"]
-        if "dynamo_payload" in row:
-            row["payload_ratio"] = row["ours"] / row["dynamo_payload"]
-        if not name.startswith(" "):
-            self._row = name
-        self.figures[name if name == self._row else f"{self._row}: {name.strip()}"] = row
-        print(_line(name, row), file=sys.stderr, flush=True)
-
-    def turns(self, sides: Sequence[Callable[[], float]]) -> list[list[float]]:
+    def turns(self, sides: Sequence[Side]) -> list[list[Sample]]:
         """Each side once per round, in turns."""
-        samples: list[list[float]] = [[] for _ in sides]
+        samples: list[list[Sample]] = [[] for _ in sides]
         for _ in range(self.rounds):
             for side, values in zip(sides, samples, strict=True):
                 values.append(side())
         return samples
+
+    def alone(self, name: str, unit: str, goal: str, side: Side) -> None:
+        """One row of ours without a rival."""
+        (samples,) = self.turns([side])
+        pieces = self.table.with_more(samples, side)
+        self.table.row(name, unit, goal, [figures(unit, samples)], [pieces])
 
     # Matching
 
@@ -137,14 +127,17 @@ class Bench:
         hashes = ours_of(prompt)
         if len(index.match(hashes)) != len(depths):
             raise AssertionError("a holder was not found")
-        sides: list[Callable[[], float]] = [lambda: cpu_s(lambda: index.match(hashes), 200) * 1e6]
+        sides: list[Side] = [lambda: calls(lambda: index.match(hashes), 200)]
         if self.rival is not None:
             tree = self.rival(prompt)
             tree.clear()
             for number, chain in enumerate(chains):
                 tree.apply(number, tree.stored(chain))
-            sides.append(lambda: cpu_s(tree.match, 100) * 1e6)
-        self.report(name, "us", goal, self.turns(sides))
+            sides.append(lambda: calls(tree.match, 100))
+        taken = self.turns(sides)
+        its = [together(samples) for samples in taken[1:]]
+        ours = self.table.with_more(taken[0], sides[0])
+        self.table.row(name, "us", goal, [figures("us", each) for each in taken], [ours, *its])
 
     # Applying
 
@@ -160,27 +153,35 @@ class Bench:
             batches = list(_batches(chains, per_event, per_batch))
             name = f"payload -> index, {per_event} blocks an event, {per_batch} events a batch"
             payloads = list(map(encode_batch, batches))
-            sides = [partial(_apply_payloads, payloads)]
+            sides: list[Side] = [partial(_apply_payloads, payloads)]
             if self.rival is not None:
                 tree, events = self._rival_events(chains, per_event)
                 sides.append(partial(_apply_to_rival, tree, tree.apply, events))
                 sides.append(partial(_apply_to_rival, tree, tree.apply_payload, payloads))
-            bases = [partial(_hash_ns, chains), partial(_decode_ns, chains)]
+            bases = [partial(_hash, chains), partial(_decode, chains)]
             *rates, hashing, decoding = self.turns([*sides, *bases])
-            self.report(name, RATE, goal, rates)
-            self._report_base(rates[0], hashing, decoding)
-            self.report(
-                "  ours without decoding", RATE, "-", self.turns([partial(_apply, batches)])
-            )
-            self.report("  ours, least times", RATE, "-", [[_least(payloads, decode_batch)]])
+            ours = self.table.with_more(rates[0], sides[0])
+            values = [figures(RATE, samples) for samples in rates]
+            self.table.row(name, RATE, goal, values, [ours])
+            self._report_base(values[0], hashing, decoding)
+            self.alone("  ours without decoding", RATE, "-", partial(_apply, batches))
+            self.table.row("  ours, least times", RATE, "-", [[_least(payloads, decode_batch)]])
 
-    def _report_base(self, rates: list[float], hashing: list[float], decoding: list[float]) -> None:
+    def _report_base(
+        self, rates: list[float], hashing: list[Sample], decoding: list[Sample]
+    ) -> None:
         """What hashing blocks and making their token ids costs by itself, on this machine."""
-        self.report("  base costs: to hash a block", "ns", "140 ns there", [hashing])
-        self.report("  base costs: to decode its token ids", "ns", "380 ns there", [decoding])
-        base_ns = map(sum, zip(hashing, decoding, strict=True))
+        both = []
+        for what, goal, samples in (
+            ("hash a block", "140 ns there", hashing),
+            ("decode its token ids", "380 ns there", decoding),
+        ):
+            both.append(figures("ns", samples))
+            pieces = together(samples)
+            self.table.row(f"  base costs: to {what}", "ns", goal, both[-1:], [pieces])
+        base_ns = map(sum, zip(*both, strict=True))
         shares = [rate * ns / 10 for rate, ns in zip(rates, base_ns, strict=True)]
-        self.report("  their share of the time", "%", "-", [shares])
+        self.table.row("  their share of the time", "%", "-", [shares])
 
     def _rival_events(self, chains: list[Chain], per_event: int) -> tuple[Rival, list[bytes]]:
         rivals = [Rival(chain.prompt) for chain in chains]
@@ -200,45 +201,50 @@ class Bench:
             batches = [EventBatch(0.0, events[at : at + 32], 0) for at in range(0, 16_384, 32)]
             payloads = list(map(encode_batch, batches))
             name = f"removal, one hash an event, runs of {run}"
-            self.report(name, RATE, goal, self.turns([partial(_apply, batches, chains)]))
+            self.alone(name, RATE, goal, partial(_apply, batches, chains))
             least = _least(batches, lambda batch: batch, chains)
-            self.report("  least times", RATE, "-", [[least]])
+            self.table.row("  least times", RATE, "-", [[least]])
             decoding = partial(_apply_payloads, payloads, chains)
-            self.report("  with decoding", RATE, "-", self.turns([decoding]))
+            self.alone("  with decoding", RATE, "-", decoding)
 
     def branch(self) -> None:
         """One of many ranks that hold a prompt goes on from its middle with a block of its own."""
         for holders, goal in ((100, "p50 100 us, max 5 ms"), (500, "p50 400 us, max 5 ms")):
             trunk = Prompt(self.rng, 512)
-            index = RadixIndex()
             chains = [Chain(self.rng, trunk, 512) for _ in range(holders)]
-            for number, chain in enumerate(chains):
-                index.apply(WorkerRank(f"w{number}"), EventBatch(0.0, [stored(chain)]))
-            times = []
-            gc.collect()
-            for at in self.rng.sample(range(1, 511), 60):
-                number = self.rng.randrange(holders)
-                own = Chain(self.rng, Prompt(self.rng, 1), 1)
-                event = stored(own, parent=chains[number].names[at - 1])
-                batch = EventBatch(0.0, [event])
-                rank = WorkerRank(f"w{number}")
-                started = time.process_time()
-                index.apply(rank, batch)
-                times.append((time.process_time() - started) * 1e6)
-            self.report(f"branch off {holders} holders", "us", goal, [times])
-            self.report("  the slowest of 60", "us", "5 ms", [[max(times)]])
+            once = partial(self._branch_off, chains)
+            first = once()
+            times = [figure("us", [piece]) for piece in first]
+            pieces = self.table.with_more([first], once)
+            self.table.row(f"branch off {holders} holders", "us", goal, [times], [pieces])
+            name = "  the slowest of 60"
+            self.table.row(name, "us", "5 ms", [[max(times)]], [pieces], longest=True)
+
+    def _branch_off(self, chains: list[Chain]) -> Sample:
+        """Sixty times, each in the middle of one of these; collected as ever."""
+        index = RadixIndex()
+        for number, each in enumerate(chains):
+            index.apply(WorkerRank(f"w{number}"), EventBatch(0.0, [stored(each)]))
+        pieces = []
+        gc.collect()
+        for at in self.rng.sample(range(1, 511), 60):
+            number = self.rng.randrange(len(chains))
+            own = Chain(self.rng, Prompt(self.rng, 1), 1)
+            event = stored(own, parent=chains[number].names[at - 1])
+            batch = EventBatch(0.0, [event])
+            pieces.append(probed(1, partial(index.apply, WorkerRank(f"w{number}"), batch)))
+        return pieces
 
     def clear(self) -> None:
         """One of a hundred ranks loses its 20,000 blocks; half of each prompt is shared."""
         for length, goal in ((512, "1 ms"), (64, "-")):
 
-            def once(length: int = length) -> float:
+            def once(length: int = length) -> Sample:
                 index = RadixIndex()
                 self._fill(index, 100, length // 2, 20_000 // (length // 2), length // 2)
-                return cpu_s(lambda: index.clear(WorkerRank("w0")), 1) * 1e3
+                return calls(lambda: index.clear(WorkerRank("w0")), 1)
 
-            times = [[once() for _ in range(self.rounds)]]
-            self.report(f"clear 20,000 blocks, prompts of {length}", "ms", goal, times)
+            self.alone(f"clear 20,000 blocks, prompts of {length}", "ms", goal, once)
 
     def _fill(self, index: RadixIndex, ranks: int, head: int, prompts: int, tail: int) -> bytes:
         """Ranks that hold one head and prompts of their own behind it; returns its hashes."""
@@ -276,8 +282,8 @@ class Bench:
                 self._store_anew(index, at, names[at])
             churned = (_traced() - base) / index.stats().blocks
             tracemalloc.stop()
-            self.report(f"memory a block, runs of {length}", "bytes", "95", [[fresh]])
-            self.report(f"  after churn of {rounds}x the capacity", "bytes", "125", [[churned]])
+            self.table.row(f"memory a block, runs of {length}", "bytes", "95", [[fresh]])
+            self.table.row(f"  after churn of {rounds}x the capacity", "bytes", "125", [[churned]])
 
     def _store_anew(self, index: RadixIndex, at: int, names: "array[int]") -> None:
         drawn = drawn_names(self.rng, len(names))
@@ -296,15 +302,19 @@ class Bench:
             if how == "frozen":
                 Heap().start()
             chains = [Chain(self.rng, Prompt(self.rng, 512), 512) for _ in range(64)]
-            times = []
+            turns = []
             for at, batch in enumerate(_batches(chains, 1, 32)):
-                payload = encode_batch(batch)
-                started = time.thread_time()
-                index.apply(WorkerRank(f"w{at // 512}"), decode_batch(payload))
-                index.match(head)
-                times.append((time.thread_time() - started) * 1e3)
-            self.report(f"the longest turn, heap {how}", "ms", goal, [[max(times)]])
-            self.report("  the median turn", "ms", "-", [times])
+                rank, payload = WorkerRank(f"w{at // 512}"), encode_batch(batch)
+
+                def turn(rank: WorkerRank = rank, payload: bytes = payload) -> None:
+                    index.apply(rank, decode_batch(payload))
+                    index.match(head)
+
+                turns.append(probed(1, turn, time.thread_time))
+            times = [figure("ms", [each]) for each in turns]
+            name = f"the longest turn, heap {how}"
+            self.table.row(name, "ms", goal, [[max(times)]], [turns], longest=True)
+            self.table.row("  the median turn", "ms", "-", [times], [turns])
         gc.unfreeze()
 
     def snapshot(self) -> None:
@@ -326,20 +336,18 @@ class Bench:
 
         loading = list(_timed(load, StopIteration))
         gc.unfreeze()
-        for name, times in (("dump", dumping), ("load", loading)):
-            self.report(
-                f"{name} {index.stats().blocks / 1e6:.1f} million worker-blocks",
-                "s",
-                "-",
-                [[sum(times)]],
-            )
-            self.report("  the longest step", "ms", "5 ms", [[max(times) * 1e3]])
+        for what, steps_taken in (("dump", dumping), ("load", loading)):
+            times = [figure("ms", [step]) for step in steps_taken]
+            name = f"{what} {index.stats().blocks / 1e6:.1f} million worker-blocks"
+            self.table.row(name, "s", "-", [[sum(times) / 1e3]])
+            name = "  the longest step"
+            self.table.row(name, "ms", "5 ms", [[max(times)]], [steps_taken], longest=True)
 
     def predicted(self) -> None:
         """Expecting and expiring one prompt of 512 blocks."""
         prompts = [ours_of(Prompt(self.rng, 512)) for _ in range(50)]
 
-        def once() -> float:
+        def once() -> Sample:
             predicted = PredictedBlocks()
             times = iter(range(1_000_000))
 
@@ -349,33 +357,37 @@ class Bench:
                 predicted.expire(now)
                 predicted.expect(WorkerRank("w"), hashes, now=now, ttl_s=10.0)
 
-            return cpu_s(work, 200) * 1e6
+            return calls(work, 200)
 
-        self.report("predicted, expect and expire 512", "us", "-", self.turns([once]))
+        self.alone("predicted, expect and expire 512", "us", "-", once)
 
 
 class _TokenIds(msgspec.Struct, gc=False):
     token_ids: list[int]
 
 
-def _hash_ns(chains: list[Chain]) -> float:
-    """Nanoseconds to hash one block, not chained to the one before."""
+def _hash(chains: list[Chain]) -> Sample:
+    """To hash blocks, not chained to the ones before."""
     cut = struct.Struct("64s" * 512).unpack
     prompts = [array("I", chain.prompt.token_ids).tobytes() for chain in chains]
-    seconds = cpu_s(lambda: [list(map(xxh3_64_digest, cut(prompt))) for prompt in prompts], 1)
-    return seconds * 1e9 / (512 * len(chains))
+
+    def work(part: Sequence[bytes]) -> None:
+        for prompt in part:
+            list(map(xxh3_64_digest, cut(prompt)))
+
+    return in_pieces(work, prompts, 512)
 
 
-def _decode_ns(chains: list[Chain]) -> float:
-    """Nanoseconds to decode the token ids of one block, and to let go of them."""
+def _decode(chains: list[Chain]) -> Sample:
+    """To decode the token ids of blocks, and to let go of them."""
     decode = msgpack.Decoder(_TokenIds).decode
     messages = [msgpack.encode({"token_ids": chain.prompt.token_ids}) for chain in chains]
 
-    def work() -> None:
-        for message in messages:
+    def work(part: Sequence[bytes]) -> None:
+        for message in part:
             decode(message)
 
-    return cpu_s(work, 1) * 1e9 / (512 * len(chains))
+    return in_pieces(work, messages, 512)
 
 
 def _filled(chains: list[Chain]) -> RadixIndex:
@@ -385,28 +397,26 @@ def _filled(chains: list[Chain]) -> RadixIndex:
     return index
 
 
-def _apply(batches: list[EventBatch], before: list[Chain] = []) -> float:  # noqa: B006  not changed
-    """Millions of blocks a second, from batches."""
+def _apply(batches: list[EventBatch], before: list[Chain] = []) -> Sample:  # noqa: B006  not changed
+    """Blocks from batches, each of as many."""
     index = _filled(before)
 
-    def work() -> None:
-        for batch in batches:
+    def work(part: Sequence[EventBatch]) -> None:
+        for batch in part:
             index.apply(RANK, batch)
 
-    seconds = cpu_s(work, 1)
-    return _blocks_of(batches) / seconds / 1e6
+    return in_pieces(work, batches, _blocks_of(batches) / len(batches))
 
 
-def _apply_payloads(payloads: list[bytes], before: list[Chain] = []) -> float:  # noqa: B006
-    """Millions of blocks a second, from payloads."""
+def _apply_payloads(payloads: list[bytes], before: list[Chain] = []) -> Sample:  # noqa: B006
+    """Blocks from payloads, each of as many."""
     index = _filled(before)
 
-    def work() -> None:
-        for payload in payloads:
+    def work(part: Sequence[bytes]) -> None:
+        for payload in part:
             index.apply(RANK, decode_batch(payload))
 
-    seconds = cpu_s(work, 1)
-    return _blocks_of(map(decode_batch, payloads)) / seconds / 1e6
+    return in_pieces(work, payloads, _blocks_of(map(decode_batch, payloads)) / len(payloads))
 
 
 def _least(what: list[T], to_batch: Callable[[T], EventBatch], before: list[Chain] = []) -> float:  # noqa: B006
@@ -426,18 +436,18 @@ def _least(what: list[T], to_batch: Callable[[T], EventBatch], before: list[Chai
     return _blocks_of(map(to_batch, what)) / sum(least) / 1e6
 
 
-def _apply_to_rival(tree: Rival, apply: Callable[[int, bytes], int], what: list[bytes]) -> float:
-    """Millions of blocks a second; the match waits for its thread."""
+def _apply_to_rival(tree: Rival, apply: Callable[[int, bytes], int], what: list[bytes]) -> Sample:
+    """Blocks in one piece; the match waits for its thread."""
     tree.clear()
     blocks = 0
 
-    def work() -> None:
+    def work(_: Sequence[None]) -> None:
         nonlocal blocks
         blocks = sum([apply(1, each) for each in what])
         tree.match()
 
-    seconds = cpu_s(work, 1)
-    return blocks / seconds / 1e6
+    (whole,) = in_pieces(work, [None], 1)
+    return [whole._replace(amount=blocks)]
 
 
 def _blocks_of(batches: Iterable[EventBatch]) -> int:
@@ -456,34 +466,18 @@ def _batches(chains: list[Chain], per_event: int, per_batch: int) -> Iterator[Ev
             yield EventBatch(0.0, events, dp_rank=0)
 
 
-def _timed(step: Work, end: type[Exception]) -> Iterator[float]:
-    """The CPU time of each step until `end` is raised."""
+def _timed(step: Work, end: type[Exception]) -> Iterator[Piece]:
+    """Each step until `end` is raised."""
     while True:
-        started = time.thread_time()
         try:
-            step()
+            yield probed(1, step, time.thread_time)
         except end:
             return
-        yield time.thread_time() - started
 
 
 def _traced() -> int:
     gc.collect()
     return tracemalloc.get_traced_memory()[0]
-
-
-def _best(values: list[float], unit: str) -> float:
-    return max(values) if unit.endswith("/s") else min(values)
-
-
-def _line(name: str, row: Figures) -> str:
-    parts = [f"{name:58}", f"{row['ours']:9.2f} (best {row['ours_best']:8.2f}) {row['unit']:10}"]
-    if "dynamo" in row:
-        parts.append(f"dynamo {row['dynamo']:9.2f}, ours/dynamo {row['ratio']:5.2f}")
-    if "dynamo_payload" in row:
-        parts.append(f"from payloads {row['dynamo_payload']:5.2f}, {row['payload_ratio']:5.2f}")
-    parts.append(f"goal {row['goal']}")
-    return "  ".join(parts)
 
 
 def _versions() -> dict[str, str | None]:
@@ -508,7 +502,8 @@ def main() -> None:
     for name in options.only:
         getattr(bench, name)()
     versions = {**_versions(), "ai-dynamo-runtime": rival_version}
-    print(json.dumps({"seed": options.seed, **versions, "figures": bench.figures}, indent=2))
+    found = {"probe_us": bench.table.probes_us(), "figures": bench.table.figures()}
+    print(json.dumps({"seed": options.seed, **versions, **found}, indent=2))
 
 
 if __name__ == "__main__":
