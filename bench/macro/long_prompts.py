@@ -1,6 +1,6 @@
 """CPU of the whole router for one chat of 32 KB whose beginning it has seen.
 
-    python bench/macro/long_prompts.py [--rounds 16] [--turns 25] [--clients 1 8] [--seed 1]
+    python bench/macro/long_prompts.py [--rounds 40] [--turns 25] [--clients 1 8] [--seed 1]
 
 A real `kvrouter serve` with the kv policy before one worker that answers at once with a canned
 completion, and announces no blocks: all that is expected of its cache stays a prediction. In each
@@ -11,28 +11,39 @@ for short chats: what a request costs besides its tokens. One client alone lets 
 between requests, and find the processor's caches filled by others; on a busy machine the least
 says more than the median.
 
+`steady` is the median of those parts of rounds, `PART_TURNS` turns of each client, before and after
+which a probe found every processor undisturbed by others, and their share (see
+`bench/micro/steady.py`). Processors are those that this process, and so the router, may use; what
+is undisturbed is measured by the least probe of the run so far. Who comes and goes within a part is
+not seen.
+
 Prints one JSON object, milliseconds of CPU for a request: least and median of the rounds.
 """
 
 import argparse
 import asyncio
 import json
+import os
 import statistics
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from operator import sub
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
 from aiohttp import web
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "micro"))
+from steady import probe_us, undisturbed, warm_up
 from tokenizing import BACKENDS, Corpus, about, user
 
 MORE = 200
+PART_TURNS = 5
+PROBES = 3
+WARM_UP_S = 1.0
 START_S = 60.0
 ANSWER = {
     "id": "chatcmpl-1",
@@ -111,12 +122,53 @@ def ticks(pid: int) -> tuple[int, int]:
     return int(fields[11]), int(fields[12])
 
 
+class Processors:
+    """Probes on each processor that this process may use, and the least of all so far."""
+
+    def __init__(self) -> None:
+        self.least_us = warm_up(WARM_UP_S)
+
+    def slowest_us(self) -> float:
+        """That of the slowest one now; the median of a few on each."""
+        mine = os.sched_getaffinity(0)
+        slowest_us = 0.0
+        try:
+            for processor in mine:
+                os.sched_setaffinity(0, {processor})
+                took_us = statistics.median(probe_us() for _ in range(PROBES))
+                slowest_us = max(slowest_us, took_us)
+                self.least_us = min(self.least_us, took_us)
+        finally:
+            os.sched_setaffinity(0, mine)
+        return slowest_us
+
+
+class Part(NamedTuple):
+    """Some turns of all clients: requests, the router's time, the slower one of both probes."""
+
+    requests: int
+    spent_ms: float
+    probe_us: float
+
+
+def per_request(parts: Sequence[Part]) -> float:
+    """Milliseconds."""
+    return sum(part.spent_ms for part in parts) / sum(part.requests for part in parts)
+
+
+def steady(parts: Sequence[Part], least_us: float) -> dict[str, float | None]:
+    """The median of the parts that nobody disturbed, and their share."""
+    kept = undisturbed(parts, [part.probe_us for part in parts], least_us)
+    median = round(statistics.median(per_request([part]) for part in kept), 3) if kept else None
+    return {"median": median, "share": round(len(kept) / len(parts), 2)}
+
+
 async def measure(
-    backend: str, size: int, clients: int, options: argparse.Namespace
+    backend: str, size: int, clients: int, processors: Processors, options: argparse.Namespace
 ) -> dict[str, Any]:
     """Milliseconds of CPU for a request."""
     corpus = Corpus(options.seed)
-    spent_ms = []
+    rounds: list[list[Part]] = []
     async with (
         worker(options.tokenizer) as url,
         router(url, backend, options.tokenizer) as (pid, front),
@@ -129,23 +181,35 @@ async def measure(
                 await response.read()
                 response.raise_for_status()
 
-        async def go_on(text: str) -> None:
-            for _ in range(options.turns):
+        async def go_on(text: str, turns: int) -> str:
+            for _ in range(turns):
                 text += corpus.take(MORE)
                 await send(text)
+            return text
+
+        async def measured(texts: list[str], turns: int) -> tuple[list[str], Part]:
+            before_us, before_s = processors.slowest_us(), cpu_s(pid)
+            texts = await asyncio.gather(*(go_on(text, turns) for text in texts))
+            spent_ms = (cpu_s(pid) - before_s) * 1e3
+            probe_us = max(before_us, processors.slowest_us())
+            return texts, Part(clients * turns, spent_ms, probe_us)
 
         await send(corpus.take(500))
         ticks_before = ticks(pid)
         for _ in range(options.rounds):
             texts = [corpus.take(size) for _ in range(clients)]
             await asyncio.gather(*map(send, texts))
-            before_s = cpu_s(pid)
-            await asyncio.gather(*map(go_on, texts))
-            spent_ms.append((cpu_s(pid) - before_s) * 1e3 / clients / options.turns)
+            parts = []
+            for at in range(0, options.turns, PART_TURNS):
+                texts, part = await measured(texts, min(PART_TURNS, options.turns - at))
+                parts.append(part)
+            rounds.append(parts)
         user_ticks, system_ticks = map(sub, ticks(pid), ticks_before)
+    spent_ms = list(map(per_request, rounds))
     return {
         "min": round(min(spent_ms), 3),
         "median": round(statistics.median(spent_ms), 3),
+        "steady": steady([part for parts in rounds for part in parts], processors.least_us),
         "system": round(system_ticks / max(1, user_ticks + system_ticks), 2),
     }
 
@@ -154,21 +218,23 @@ async def main() -> None:
     """Measure both backends."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--tokenizer", default="tests/data/tinymodel")
-    parser.add_argument("--rounds", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--turns", type=int, default=25)
     parser.add_argument("--clients", type=int, nargs="+", default=(1, 8))
     parser.add_argument("--backend", choices=BACKENDS, nargs="+", default=BACKENDS)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
+    processors = Processors()
     results = {
         f"{backend}, {clients} clients": {
-            label: await measure(backend, size, clients, options)
+            label: await measure(backend, size, clients, processors, options)
             for label, size in (("1 KB", 1_000), ("32 KB", 32_768))
         }
         for backend in options.backend
         for clients in options.clients
     }
-    print(json.dumps({**about(options.seed), "unit": "ms of CPU", "results": results}, indent=2))
+    told = {"unit": "ms of CPU", "probe_us": round(processors.least_us, 1), "results": results}
+    print(json.dumps({**about(options.seed), **told}, indent=2))
 
 
 if __name__ == "__main__":
