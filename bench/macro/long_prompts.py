@@ -12,10 +12,10 @@ between requests, and find the processor's caches filled by others; on a busy ma
 says more than the median.
 
 `steady` is the median of those parts of rounds, `PART_TURNS` turns of each client, before and after
-which a probe found every processor undisturbed by others, and their share (see
-`bench/micro/steady.py`). Processors are those that this process, and so the router, may use; what
-is undisturbed is measured by the least probe of the run so far. Who comes and goes within a part is
-not seen.
+which a probe (see `bench/micro/steady.py`) found the processors that the router ran on undisturbed
+by others, and their share. Those are the ones its threads were on, or all where a thread has moved
+meanwhile or the kernel does not tell. Undisturbed is measured by the least probe of the run so far.
+Who comes and goes within a part is not seen.
 
 Prints one JSON object, milliseconds of CPU for a request: least and median of the rounds.
 """
@@ -24,6 +24,7 @@ import argparse
 import asyncio
 import json
 import os
+import re
 import statistics
 import sys
 import tempfile
@@ -45,6 +46,7 @@ PART_TURNS = 5
 PROBES = 3
 WARM_UP_S = 1.0
 START_S = 60.0
+MOVES = re.compile(r"nr_migrations\s*:\s*(\d+)")
 ANSWER = {
     "id": "chatcmpl-1",
     "object": "chat.completion",
@@ -110,10 +112,44 @@ async def _url_when_ready(process: asyncio.subprocess.Process) -> str:
     return found
 
 
-def cpu_s(pid: int) -> float:
-    """CPU time of all threads of a process."""
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+class Thread(NamedTuple):
+    """What the kernel counts of a thread: its CPU time, how often it has moved, and where it is."""
+
+    ran_ns: int
+    moves: int | None
+    processor: int
+
+
+def threads(pid: int) -> dict[str, Thread]:
+    """All threads of a process, by their ids."""
+    return {task.name: _thread(task) for task in Path(f"/proc/{pid}/task").iterdir()}
+
+
+def _thread(task: Path) -> Thread:
+    sched = task / "sched"
+    moves = MOVES.search(sched.read_text()) if sched.exists() else None
+    return Thread(
+        int((task / "schedstat").read_text().split()[0]),
+        int(moves[1]) if moves else None,
+        int((task / "stat").read_text().rpartition(")")[2].split()[36]),
+    )
+
+
+def cpu_ms(of: dict[str, Thread]) -> float:
+    """CPU time of all threads."""
+    return sum(thread.ran_ns for thread in of.values()) / 1e6
+
+
+def ran_on(before: dict[str, Thread], after: dict[str, Thread]) -> set[int] | None:
+    """The processors that threads ran on meanwhile; None if one moved, so that nobody knows."""
+    found = set()
+    for name, thread in after.items():
+        then = before.get(name)
+        if then is None or thread.moves is None or thread.moves != then.moves:
+            return None
+        if thread.ran_ns > then.ran_ns:
+            found.add(thread.processor)
+    return found
 
 
 def ticks(pid: int) -> tuple[int, int]:
@@ -128,23 +164,22 @@ class Processors:
     def __init__(self) -> None:
         self.least_us = warm_up(WARM_UP_S)
 
-    def slowest_us(self) -> float:
-        """That of the slowest one now; the median of a few on each."""
+    def probes_us(self) -> dict[int, float]:
+        """The probe of each now, the median of a few."""
         mine = os.sched_getaffinity(0)
-        slowest_us = 0.0
+        found = {}
         try:
             for processor in mine:
                 os.sched_setaffinity(0, {processor})
-                took_us = statistics.median(probe_us() for _ in range(PROBES))
-                slowest_us = max(slowest_us, took_us)
-                self.least_us = min(self.least_us, took_us)
+                found[processor] = statistics.median(probe_us() for _ in range(PROBES))
         finally:
             os.sched_setaffinity(0, mine)
-        return slowest_us
+        self.least_us = min(self.least_us, *found.values())
+        return found
 
 
 class Part(NamedTuple):
-    """Some turns of all clients: requests, the router's time, the slower one of both probes."""
+    """Some turns of all clients: requests, the router's time, the slowest probe."""
 
     requests: int
     spent_ms: float
@@ -188,11 +223,13 @@ async def measure(
             return text
 
         async def measured(texts: list[str], turns: int) -> tuple[list[str], Part]:
-            before_us, before_s = processors.slowest_us(), cpu_s(pid)
+            before_us, before = processors.probes_us(), threads(pid)
             texts = await asyncio.gather(*(go_on(text, turns) for text in texts))
-            spent_ms = (cpu_s(pid) - before_s) * 1e3
-            probe_us = max(before_us, processors.slowest_us())
-            return texts, Part(clients * turns, spent_ms, probe_us)
+            after, after_us = threads(pid), processors.probes_us()
+            spent_ms = cpu_ms(after) - cpu_ms(before)
+            where = ran_on(before, after) or set(before_us)
+            slowest_us = max(max(before_us[each], after_us[each]) for each in where)
+            return texts, Part(clients * turns, spent_ms, slowest_us)
 
         await send(corpus.take(500))
         ticks_before = ticks(pid)
