@@ -195,7 +195,7 @@ def steady(parts: Sequence[Part], least_us: float) -> dict[str, float | None]:
     """The median of the parts that nobody disturbed, and their share."""
     kept = undisturbed(parts, [part.probe_us for part in parts], least_us)
     median = round(statistics.median(per_request([part]) for part in kept), 3) if kept else None
-    return {"median": median, "share": round(len(kept) / len(parts), 2)}
+    return {"median": median, "share": round(len(kept) / len(parts), 3), "parts": len(parts)}
 
 
 async def measure(
