@@ -1,17 +1,18 @@
 """What the processor does when nobody else wants it, told apart by a fixed loop beside the work.
 
 A virtual machine shares its cores with others, and is slower by a factor while they are busy: the
-loop then takes 1.45 to 2.1 times its least, else up to 1.3 times, hardly ever anything in between.
+loop then takes 1.35 to 2.1 times its least, else up to 1.3 times, hardly ever anything in between.
 So it runs before and after each piece of work, and the pieces beside which it took no longer than
 `STEADY` times its least are told apart, with their share. It runs twice, and the second time
 counts: the work before it has put it out of the caches, which alone costs it a quarter.
 
 The least is that of the slower one of two probes in a row, or around a piece: one probe in
 millions takes nothing at all, by the clock of a virtual machine. Else there are no freaks: of a
-million loops the least is 3 % below the fastest hundredth. A low percentile would be one of the
-slow ones where hardly any are fast. What the loop does not see is a neighbour who comes and goes in
-between, so pieces are short: those of a millisecond that were kept took 2 % longer than those of
-50 us. Nor does it see one who takes caches and memory but no cycles, for it hardly needs them.
+million loops the least is 2 to 4 % below the fastest hundredth. A low percentile would be one of
+the slow ones where hardly any are fast. What the loop does not see is a neighbour who comes and
+goes in between, so pieces are short: those of a millisecond that were kept took 2 % longer than
+those of 50 us. Nor does it see one who takes caches and memory but no cycles, for it hardly needs
+them.
 """
 
 import gc
@@ -21,7 +22,8 @@ from functools import partial
 from typing import NamedTuple, TypeVar
 
 STEADY = 1.3
-PROBE_STEPS = 300
+STEPS = tuple(range(400))
+SEEN = dict.fromkeys(range(64), 0)
 PIECE_S = 1e-3
 GROWTH = 8
 
@@ -30,7 +32,7 @@ Clock = Callable[[], float]
 
 
 def probe_us() -> float:
-    """Thread time of the fixed loop, some 10 us of bytecodes, once the caches know it again."""
+    """Thread time of the fixed loop, some 15 us of bytecodes, once the caches know it again."""
     _loop()
     started = time.thread_time()
     _loop()
@@ -38,8 +40,9 @@ def probe_us() -> float:
 
 
 def _loop() -> None:
-    seen: dict[int, int] = {}
-    for step in range(PROBE_STEPS):
+    """Takes no memory: how long that takes depends on what the work has left of it."""
+    seen = SEEN
+    for step in STEPS:
         seen[step & 63] = step
 
 
