@@ -44,7 +44,7 @@ from tokenizing import BACKENDS, Corpus, about, user
 MORE = 200
 PART_TURNS = 5
 PROBES = 3
-WARM_UP_S = 1.0
+WARM_UP_S = 2.0
 START_S = 60.0
 MOVES = re.compile(r"nr_migrations\s*:\s*(\d+)")
 ANSWER = {

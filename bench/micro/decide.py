@@ -22,7 +22,7 @@ import time
 from array import array
 from collections import deque
 
-from steady import probe_us, undisturbed
+from steady import probe_us, undisturbed, warm_up
 
 from events import BlocksStored, EventBatch, WorkerRank
 from events.replica import Added, Dropped, Ledger, Mirror
@@ -39,6 +39,7 @@ BLOCK_SIZE = 16
 SHARED_TOKENS = 512
 OWN_TOKENS = 512
 ACTIVE_PER_WORKER = 4
+WARM_UP_S = 2.0
 
 
 def prompt_of(number: int) -> Prompt:
@@ -90,14 +91,18 @@ class Others:
                     self.view.drop(command.key, now)
 
 
-def steady(took_us: list[float], probes_us: list[float]) -> dict[str, float]:
+def steady(
+    took_us: list[float], probes_us: list[float], least_us: float
+) -> dict[str, float | None]:
     """The median of those beside which nobody disturbed the processor, and their share."""
-    kept = undisturbed(took_us, probes_us, min(probes_us))
-    share = len(kept) / len(took_us)
-    return {"place_us_median": round(statistics.median(kept), 1), "share": round(share, 2)}
+    kept = undisturbed(took_us, probes_us, min([least_us, *probes_us]))
+    median = round(statistics.median(kept), 1) if kept else None
+    return {"place_us_median": median, "share": round(len(kept) / len(took_us), 2)}
 
 
-def measure(workers: int, replicas: int, requests: int, seed: int) -> dict[str, object]:
+def measure(
+    workers: int, replicas: int, requests: int, seed: int, least_us: float
+) -> dict[str, object]:
     """Microseconds of thread time per placement and per settlement."""
     ranks = [WorkerRank(f"worker-{number}:8000") for number in range(workers)]
     others = Others()
@@ -136,7 +141,7 @@ def measure(workers: int, replicas: int, requests: int, seed: int) -> dict[str, 
         "place_us_min": round(min(place_us), 1),
         "place_us_median": round(statistics.median(place_us), 1),
         "settle_us_median": round(statistics.median(settle_us), 1),
-        "steady": steady(place_us, probes_us),
+        "steady": steady(place_us, probes_us, least_us),
     }
 
 
@@ -156,8 +161,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     Heap().start()
+    least_us = warm_up(WARM_UP_S)
     results = [
-        measure(workers, replicas, options.requests, options.seed)
+        measure(workers, replicas, options.requests, options.seed, least_us)
         for workers in options.workers
         for replicas in options.replicas
     ]

@@ -10,7 +10,7 @@ the best over the rounds. Prints a table to stderr and one JSON object to stdout
 `steady` is the figure of those pieces of work beside which nobody disturbed the processor (see
 `steady.py`), and `steady_share` their part of all `pieces`: of times the median, of rates the
 blocks over the time, of the longest the longest. Undisturbed is measured by the least probe of the
-whole run; the table, printed on the way, knows the least so far, from a second of probes on. Where
+whole run; the table, printed on the way, knows the least so far, from 2 s of probes on. Where
 fewer than `ENOUGH` pieces were undisturbed, ours works on alone, for `MORE_S` or so, and that
 counts for the steady figure only. Ratios to Dynamo are of plain medians. Of its own, matching alone
 has a steady figure: a probe sees the processor of the thread it runs in, and a tree's events wait

@@ -12,7 +12,7 @@ from steady import Piece, undisturbed, warm_up
 RATE = "M blocks/s"
 IN_A_SECOND = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
 SIDES = ("ours", "dynamo", "dynamo_payload")
-WARM_UP_S = 1.0
+WARM_UP_S = 2.0
 ENOUGH = 40
 MORE_S = 2.0
 
