@@ -9,7 +9,9 @@ other routers, and what they tell is heard before each decision (that is not cou
 garbage collector is set as the router sets it.
 
 Decisions beside which nobody disturbed the processor, by a probe before and after each (see
-`steady.py`), are told apart as `steady`, with their share. Prints one JSON object.
+`steady.py`), are told apart as `steady`, with their share of all. Where fewer than `ENOUGH` were
+undisturbed, all is done again from the beginning, for `MORE_S` or so; that counts for each figure.
+Prints one JSON object.
 """
 
 import argparse
@@ -21,6 +23,7 @@ import subprocess
 import time
 from array import array
 from collections import deque
+from typing import NamedTuple
 
 from steady import probe_us, undisturbed, warm_up
 
@@ -40,6 +43,8 @@ SHARED_TOKENS = 512
 OWN_TOKENS = 512
 ACTIVE_PER_WORKER = 4
 WARM_UP_S = 2.0
+MORE_S = 15.0
+ENOUGH = 200
 
 
 def prompt_of(number: int) -> Prompt:
@@ -91,19 +96,16 @@ class Others:
                     self.view.drop(command.key, now)
 
 
-def steady(
-    took_us: list[float], probes_us: list[float], least_us: float
-) -> dict[str, float | None]:
-    """The median of those beside which nobody disturbed the processor, and their share."""
-    kept = undisturbed(took_us, probes_us, min([least_us, *probes_us]))
-    median = round(statistics.median(kept), 1) if kept else None
-    return {"place_us_median": median, "share": round(len(kept) / len(took_us), 2)}
+class Times(NamedTuple):
+    """Microseconds of thread time of each placement, and the slower one of the probes around it."""
+
+    place_us: list[float]
+    settle_us: list[float]
+    probes_us: list[float]
 
 
-def measure(
-    workers: int, replicas: int, requests: int, seed: int, least_us: float
-) -> dict[str, object]:
-    """Microseconds of thread time per placement and per settlement."""
+def decide(workers: int, replicas: int, requests: int, seed: int, times: Times) -> None:
+    """Place so many requests after those that are in flight from the beginning."""
     ranks = [WorkerRank(f"worker-{number}:8000") for number in range(workers)]
     others = Others()
     scheduler = Scheduler(
@@ -115,9 +117,6 @@ def measure(
     )
     active: deque[Lease] = deque()
     before = workers * ACTIVE_PER_WORKER
-    place_us: list[float] = []
-    settle_us: list[float] = []
-    probes_us: list[float] = []
     for number in range(before + requests * replicas):
         prompt, now = prompt_of(number), number * 1e-3
         if number % replicas:
@@ -132,16 +131,32 @@ def measure(
         placed = time.thread_time()
         if number >= before:
             active.popleft().settle(Outcome.OK, now)
-            settle_us.append((time.thread_time() - placed) * 1e6)
-            place_us.append((placed - started) * 1e6)
-            probes_us.append(max(probed_us, probe_us()))
+            times.settle_us.append((time.thread_time() - placed) * 1e6)
+            times.place_us.append((placed - started) * 1e6)
+            times.probes_us.append(max(probed_us, probe_us()))
+
+
+def measure(
+    workers: int, replicas: int, requests: int, seed: int, least_us: float
+) -> dict[str, object]:
+    """The figures of one fleet size; `least_us` is the least probe that was seen before."""
+    times = Times([], [], [])
+    end = time.monotonic() + MORE_S
+    kept: list[float] = []
+    while not times.place_us or (len(kept) < ENOUGH and time.monotonic() < end):
+        decide(workers, replicas, requests, seed, times)
+        kept = undisturbed(times.place_us, times.probes_us, min([least_us, *times.probes_us]))
     return {
         "workers": workers,
         "replicas": replicas,
-        "place_us_min": round(min(place_us), 1),
-        "place_us_median": round(statistics.median(place_us), 1),
-        "settle_us_median": round(statistics.median(settle_us), 1),
-        "steady": steady(place_us, probes_us, least_us),
+        "place_us_min": round(min(times.place_us), 1),
+        "place_us_median": round(statistics.median(times.place_us), 1),
+        "settle_us_median": round(statistics.median(times.settle_us), 1),
+        "steady": {
+            "place_us_median": round(statistics.median(kept), 1) if kept else None,
+            "share": round(len(kept) / len(times.place_us), 3),
+            "decisions": len(kept),
+        },
     }
 
 
