@@ -238,6 +238,15 @@ def test_a_second_name_of_a_block_may_become_the_first_of_another(bench: Bench) 
     assert (bench.gpu(W1), bench.gpu(W1, other)) == (0, 1)
 
 
+def test_a_name_that_is_gone_may_come_back_together_with_one_that_moves(bench: Bench) -> None:
+    """Its bytes still stand in the run; it is as new there as any other."""
+    bench.apply(W1, stored([1, 2, 3]), removed(2))
+    bench.apply(W1, stored([2, 1], IDS[12:20], parent=3))
+    assert (bench.gpu(W1), bench.index.blocks(W1)) == (0, 3)
+    bench.apply(W1, stored([4, 5], IDS[:8]))
+    assert (bench.gpu(W1), bench.index.blocks(W1)) == (5, 5)
+
+
 def test_one_name_for_all_blocks_of_an_event_breaks_nothing(bench: Bench) -> None:
     bench.apply(W1, stored([7] * 5))
     assert bench.index.blocks(W1) == 1
