@@ -17,7 +17,7 @@ from msgspec import inspect as types
 
 WIDTH = 88
 NO_LIMIT = 1e12
-"""A bound of this size only keeps infinities out, and is not worth a word."""
+"""A bound of this size only keeps infinities out, and is worth a word to who exceeds it only."""
 
 _STEP = re.compile(r"\.(\w+)|\[[^\]]*\]")
 
@@ -158,7 +158,8 @@ def hint(section: object, path: str, message: str) -> str:
         kind = _inside(_bare(kind), step[1])
     kind = _bare(kind)
     if not isinstance(kind, types.StructType):
-        return f"must be {describe(kind)}"
+        most = f", at most {NO_LIMIT:g}" if f" <= {NO_LIMIT}" in message else ""
+        return f"must be {describe(kind)}{most}"
     unknown = re.search(r"unknown field `(.+?)`", message)
     if unknown is None:
         return message

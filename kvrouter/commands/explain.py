@@ -23,7 +23,10 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         "file", metavar="FILE", help="a request body in JSON; - reads it from stdin"
     )
     parser.add_argument(
-        "--admin", default="http://127.0.0.1:8001", metavar="URL", help="the router's second port"
+        "--admin",
+        default="http://127.0.0.1:8001",
+        metavar="URL",
+        help="the router's second port (default: %(default)s)",
     )
     parser.add_argument("--ca", metavar="FILE", help="who vouches for it, where it has TLS")
     parser.add_argument("--cert", metavar="FILE", help="what it is shown, with its key")

@@ -74,6 +74,24 @@ def test_a_reader_that_leaves_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -
         assert main(["settings"]) == 1
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is full")
+def test_a_full_disk_is_one_clear_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert main(["settings"]) == 1
+        full.flush()
+    assert "the output can't be written: No space left" in capsys.readouterr().err
+
+
+def test_an_output_that_is_closed_is_nobodys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`kvrouter settings >&-`."""
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(["settings"]) == 0
+    sys.stdout.close()
+
+
 @pytest.mark.parametrize("arguments", [["check"], ["serve", "--config"]])
 def test_a_chat_template_that_is_missing_is_a_mistake(
     arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -112,6 +130,11 @@ async def test_check_tells_a_right_file_from_a_wrong_one(tmp_path: Path) -> None
         0,
         f"{right} is right. Policy: kv; workers: gpu1:8000\n",
     )
+    unused = tmp_path / "unused.toml"
+    unused.write_text('[policy]\nname = "round_robin"\ncopy_weight = 9\ncpu_credit = 0.5\n')
+    status, output = await run("check", str(unused))
+    assert status == 0
+    assert output.splitlines()[1:] == ["policy.copy_weight: round_robin does not go by it"]
     wrong = tmp_path / "wrong.toml"
     wrong.write_text("[policy]\nw = -1\n[timeouts]\nidle = 3\n")
     status, output = await run("check", str(wrong))

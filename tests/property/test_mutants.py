@@ -112,4 +112,4 @@ def test_the_oracle_notices(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
         if hasattr(module, mutant.function):
             monkeypatch.setattr(module, mutant.function, replacement)
     with pytest.raises((AssertionError, LookupError, StructError, ExceptionGroup)):
-        compare(examples=1000, steps=15)
+        compare(examples=3000, steps=15)

@@ -45,6 +45,7 @@ def test_the_document_holds_the_reference() -> None:
         ({"health": {"x": 1}}, "health: there is no x here; there are interval_s, timeout_s, "),
         ({"policy": {"name": "best"}}, "policy.name: must be one of kv, kv_blocks, "),
         ({"policy": {"w": -1}}, "policy.w: must be a number, at least 0"),
+        ({"policy": {"w": 1e13}}, "policy.w: must be a number, at least 0, at most 1e+12"),
         ({"policy": {"fill_limit": 2}}, "policy.fill_limit: must be a number, 0 to 1"),
         ({"timeouts": {"idle_s": 0}}, "timeouts.idle_s: must be a number, above 0"),
         ({"server": {"port": 70_000}}, "server.port: must be a whole number, 0 to 65535"),
