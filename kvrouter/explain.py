@@ -36,7 +36,12 @@ class Explainer:
             reasons = describe(route.pool.workers.values())
             raise RequestError(Fault.NO_WORKER, f"no worker is ready: {reasons}", retry_after_s=1)
         decision = route.pool.scheduler.decide(prompt, candidates, now)
-        return {"model": route.model, "pool": route.pool.model} | decision.as_dict()
+        about = {
+            "model": route.model,
+            "pool": route.pool.model,
+            "degraded": route.pool.token_counts.problem,
+        }
+        return about | decision.as_dict()
 
 
 def _endpoint(body: bytes, path: str | None) -> Endpoint:

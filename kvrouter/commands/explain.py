@@ -96,6 +96,7 @@ def table(decision: dict[str, Any]) -> str:
         f"model {decision['model']}, policy {decision['policy']}",
         f"prompt: {prompt['tokens']} tokens, {prompt['fidelity']}{reason}",
         f"winner: {_rank(winner)}, by {decision['reason']}",
+        *([f"degraded: {decision['degraded']}"] if decision.get("degraded") else []),
         "",
         f"{'worker':<28} {'overlap':>8} {'predicted':>9} {'active':>7} {'cost':>10}  terms",
     ]

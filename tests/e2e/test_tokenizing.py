@@ -15,6 +15,7 @@ from support.processes import command
 from support.stack import TINYMODEL, Stack, engine_settings, stack
 
 from kvrouter.sim.server import SimServer
+from kvrouter.commands.explain import table
 from kvrouter.token_counts import MIN_EQUAL
 
 LONG = "The harbour lay quiet in the morning, and the ships were still at anchor. " * 4
@@ -104,6 +105,9 @@ async def test_a_tokenizer_that_is_not_the_engines_is_found_out(
             await running.chat(LONG)
         shown = await model(running)
         assert "degraded: tokenizer: the router counts" in str(shown["tokenizer"])
+        explained = await running.explain(model="tiny", prompt=LONG)
+        assert explained["degraded"] in str(shown["tokenizer"])
+        assert f"degraded: {explained['degraded']}\n" in table(explained)
         text = await metrics(running)
         assert 'kvrouter_tokenizer_degraded{model="tiny"} 1.0' in text
         assert 'kvrouter_token_counts_total{model="tiny",result="different"} 3.0' in text
