@@ -14,8 +14,8 @@ import pytest
 from support.processes import command
 from support.stack import TINYMODEL, Stack, engine_settings, stack
 
-from kvrouter.sim.server import SimServer
 from kvrouter.commands.explain import table
+from kvrouter.sim.server import SimServer
 from kvrouter.token_counts import MIN_EQUAL
 
 LONG = "The harbour lay quiet in the morning, and the ships were still at anchor. " * 4
