@@ -23,8 +23,8 @@ class Fidelity(StrEnum):
     BLIND = "blind"
 
 
-BLIND = Fidelity.BLIND
-"""By a name of its own: looking it up in its class costs as much as a call."""
+EXACT, APPROXIMATE, BLIND = Fidelity.EXACT, Fidelity.APPROXIMATE, Fidelity.BLIND
+"""By names of their own: looking one up in its class costs as much as a call."""
 
 _NO_IDS: "array[int]" = array("I")
 

@@ -6,12 +6,13 @@ of duplicate keys wins (as in the engine's own parser).
 
 A body is scanned once. Only small values are decoded then; the large ones (messages, prompts,
 tools) stay raw bytes until they are asked for, which the tokenizer does in its own thread. The
-scan costs about 0.1 ms per 100 KB. Of a short body messages and prompt may be decoded in the scan.
+scan costs about 0.1 ms per 100 KB. A short body may be decoded in the scan altogether.
 """
 
 import json
 from enum import StrEnum
-from typing import Any
+from operator import attrgetter
+from typing import Any, cast
 
 import msgspec
 from msgspec import Raw
@@ -79,17 +80,30 @@ class _Fields(msgspec.Struct, gc=False):
     vllm_xargs: Raw = _NOTHING
 
 
-class _FieldsOfPrompt(_Fields, gc=False):
-    """The same, with that of a prompt decoded at once."""
-
-    messages: Any = _NOTHING
-    prompt: Any = _NOTHING
-
+_DecodedFields = cast(
+    "type[_Fields]",
+    msgspec.defstruct(
+        "_DecodedFields",
+        [(name, Any, _NOTHING) for name in _Fields.__struct_fields__],
+        bases=(_Fields,),
+        gc=False,
+    ),
+)
+"""The same, each as its value."""
 
 _SCAN = msgspec.json.Decoder(_Fields)
-_READ = msgspec.json.Decoder(_FieldsOfPrompt)
+_READ = msgspec.json.Decoder(_DecodedFields)
 READ_AT_ONCE_BYTES = 65_536
 """Bodies up to this size may be decoded in one go: 0.1 ms."""
+
+_beside_messages = attrgetter(
+    *("add_generation_prompt", "add_special_tokens", "chat_template", "chat_template_kwargs"),
+    *("continue_final_message", "documents", "kv_transfer_params", "reasoning_effort"),
+    *("tool_choice", "tools", "truncate_prompt_tokens"),
+)
+"""What of an OpenAI chat, besides its messages, its prompt may depend on."""
+_NOTHING_BESIDE = _beside_messages(_Fields())
+
 _ABSENT = object()
 _EMPTY: dict[str, Any] = {}
 
@@ -116,6 +130,8 @@ class RequestBody:
         raw = getattr(self._fields, name)
         if raw is _NOTHING:
             return None  # most fields of most bodies
+        if type(raw) is not Raw:
+            return raw
         value = self._decoded.get(name, _ABSENT)
         if value is _ABSENT:
             value = self._decoded[name] = _value(raw)
@@ -148,8 +164,11 @@ class RequestBody:
     @property
     def max_tokens(self) -> int | None:
         """The most output tokens that the client wants, by whichever name it says so."""
-        names = ("max_completion_tokens", "max_output_tokens", "max_tokens")
-        return next((count for count in map(self._count, names) if count), None)
+        return (
+            self._count("max_completion_tokens")
+            or self._count("max_output_tokens")
+            or self._count("max_tokens")
+        )
 
     @property
     def n(self) -> int:
@@ -194,6 +213,11 @@ class RequestBody:
     def prompt(self) -> Any:
         """The prompt of a completion: text, texts, ids or lists of ids."""
         return self.get("prompt")
+
+    @property
+    def has_messages_alone(self) -> bool:
+        """Whether an OpenAI chat's prompt is made of its messages and of nothing else."""
+        return bool(_beside_messages(self._fields) == _NOTHING_BESIDE)  # most bodies
 
     @property
     def tools(self) -> Any:
@@ -258,9 +282,7 @@ def without_surrogates(text: str) -> str:
     return text
 
 
-def _value(raw: Any) -> Any:
-    if not isinstance(raw, Raw):
-        return raw  # from the lenient reader
+def _value(raw: Raw) -> Any:
     try:
         return msgspec.json.decode(raw)
     except (msgspec.MsgspecError, RecursionError):

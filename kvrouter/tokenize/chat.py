@@ -27,6 +27,8 @@ class Chat:
 
 def openai_chat(request: RequestBody) -> Chat:
     """Read a `/v1/chat/completions` request."""
+    if request.has_messages_alone:
+        return Chat(request.messages)
     chat = Chat(
         messages=request.messages,
         tools=_tools(request.tools),

@@ -31,11 +31,7 @@ class GuardedLibrary:
 
     def __init__(self, library: Library) -> None:
         self._library = library
-
-    @property
-    def name(self) -> str:
-        """That of the library."""
-        return self._library.name
+        self.name = library.name
 
     def encode(self, text: str) -> "array[int]":
         """See `Backend`."""

@@ -13,7 +13,7 @@ from collections import OrderedDict
 
 from xxhash import xxh3_128_digest
 
-from indexer.hashing import HASH_BYTES, TOKEN_BYTES, chain, root
+from indexer.hashing import HASH_BYTES, TOKEN_BYTES, block_hashes, chain, root
 
 RUNS = (512, 128, 32)
 """Blocks of a run. The shorter ones are for what is left behind the longer ones."""
@@ -38,6 +38,8 @@ class HashRuns:
 
     def block_hashes(self, ids: "array[int]", block_size: int, namespace: bytes = b"") -> bytes:
         """The same as `indexer.block_hashes`."""
+        if len(ids) < RUNS[-1] * block_size:
+            return block_hashes(ids, block_size, namespace)
         packed = memoryview(ids).cast("B")
         previous = root(namespace)
         hashes: list[bytes] = []

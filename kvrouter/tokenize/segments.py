@@ -120,16 +120,12 @@ class CachedBackend:
         self._library = library
         self._pieces = PieceEncoder(library, cuts)
         self._cuts = cuts
+        self.name = library.name
         self.cache = cache
         self.stretches = stretches
         self._tokens = {
             content: array("I", [number]).tobytes() for content, number in cuts.plain_ids.items()
         }
-
-    @property
-    def name(self) -> str:
-        """That of the library."""
-        return self._library.name
 
     def encode(self, text: str, allowance: Allowance | None = None) -> "array[int]":
         """See `SparingBackend`."""

@@ -183,11 +183,7 @@ class StretchedBackend:
         self._library = library
         self._pieces = PieceEncoder(library, cuts)
         self.stretches = stretches
-
-    @property
-    def name(self) -> str:
-        """That of the library."""
-        return self._library.name
+        self.name = library.name
 
     def encode(self, text: str) -> "array[int]":
         """See `Backend`."""

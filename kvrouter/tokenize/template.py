@@ -7,6 +7,7 @@ anything. Rendering is thread-safe.
 import json
 from collections.abc import Mapping, Sequence, Sized
 from datetime import datetime
+from types import BuiltinMethodType
 from typing import Any
 
 import jinja2
@@ -14,8 +15,9 @@ from jinja2 import nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.runtime import Context
+from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 
 from kvrouter.tokenize.content_format import ContentFormat, detect_content_format
 from kvrouter.tokenize.time_limit import OverrunError, TimeLimit
@@ -62,16 +64,12 @@ class ChatTemplate:
             raise TemplateError(message) from None
         except Exception as error:  # Python's compiler has limits of its own, as for nested loops
             raise TemplateError(f"the chat template does not compile: {error}") from error
-        # The library looks through several layers of them for each rendering; they don't change.
-        self._template.globals = dict(self._template.globals)
-        self._special_tokens = dict(special_tokens)
-        self._source = source
+        self._always = {**self._template.globals, "documents": None, **special_tokens}
+        """What each rendering begins with, in one layer: the library would look through several."""
+        self._template.globals = {}
         self.content_format: ContentFormat = detect_content_format(tree)
-
-    @property
-    def knows_developer(self) -> bool:
+        self.knows_developer = '"developer"' in source or "'developer'" in source
         """Whether the template handles the role `developer` (the engine's own rule: it says so)."""
-        return '"developer"' in self._source or "'developer'" in self._source
 
     def render(
         self,
@@ -92,25 +90,28 @@ class ChatTemplate:
             raise TemplateRefusedError("a continued message can't have a generation prompt")
         final = _last_text(messages[-1]) if continue_final_message else ""
         shown = [*messages[:-1], _marked(messages[-1])] if continue_final_message else messages
-        context = {"documents": None, **self._special_tokens, **(variables or {})}
-        text = self._run(
-            {
-                **context,
-                "messages": shown,
-                "tools": tools,
-                "add_generation_prompt": add_generation_prompt,
-            }
-        )
+        context = self._always.copy()
+        if variables:
+            context.update(variables)
+        context["messages"] = shown
+        context["tools"] = tools
+        context["add_generation_prompt"] = add_generation_prompt
+        text = self._run(context)
         return _cut_at_mark(text, final) if continue_final_message else text
 
     def _run(self, context: dict[str, Any]) -> str:
         try:
-            return self._limit.run(self._template.render, context)
+            return self._limit.run(self._rendered, context)
         except OverrunError:
             message = f"the chat template does not end within {self._limit.limit_s:g} s"
             raise TemplateOverrunError(message) from None
         except Exception as error:  # a template is foreign code and may raise anything
             raise TemplateRefusedError(f"{type(error).__name__}: {error}") from error
+
+    def _rendered(self, context: dict[str, Any]) -> str:
+        """What `Template.render` does, but for copies of the context and a prettier traceback."""
+        shared = self._template.new_context(context, shared=True)
+        return "".join(self._template.root_render_func(shared))
 
 
 class _GenerationTag(Extension):
@@ -149,11 +150,15 @@ def _strftime_now(form: str) -> str:
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """The sandbox of `transformers`, with a short cut for what templates do most: `message.role`.
+    """The sandbox of `transformers`, with short cuts for what templates do most: `message.role`.
 
     The library asks a dictionary for an attribute first, fails, and takes the item; with an
     exception for each field of each message that is most of the time of a long chat. Where the
     name is no attribute of dictionaries the outcome is known.
+
+    Of other objects it asks whether they are one of many things that must not be touched. A loop, a
+    namespace and a text are none; what is read of them is harmless where it is a plain value, or a
+    method of a text that is not `format`.
 
     And products are looked at before they are made.
     """
@@ -162,11 +167,28 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         """See `jinja2.Environment`."""
-        if type(obj) is dict and attribute not in _DICT_ATTRIBUTES:
-            # Most messages have no `tool_calls`, and an exception would cost more than all else.
-            value = obj.get(attribute, _ABSENT)
-            return self.undefined(obj=obj, name=attribute) if value is _ABSENT else value
+        kind = type(obj)
+        if kind is dict:
+            if attribute not in _DICT_ATTRIBUTES:
+                # Most messages have no `tool_calls`; an exception would cost more than all else.
+                value = obj.get(attribute, _ABSENT)
+                return self.undefined(obj=obj, name=attribute) if value is _ABSENT else value
+        elif kind in _HARMLESS and not attribute.startswith("_"):
+            value = getattr(obj, attribute, None)
+            if type(value) in _PLAIN:
+                return value
+        elif kind is str and attribute in _HARMLESS_METHODS:
+            return getattr(obj, attribute)
         return super().getattr(obj, attribute)
+
+    def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """See `SandboxedEnvironment`."""
+        if type(obj) is BuiltinMethodType and type(obj.__self__) is str:
+            # None of them is forbidden, or wants more than it is given.
+            kwargs.pop("_loop_vars", None)
+            kwargs.pop("_block_vars", None)
+            return obj(*args, **kwargs)
+        return super().call(context, obj, *args, **kwargs)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """See `SandboxedEnvironment`; raises `SecurityError` for what would be too large."""
@@ -186,6 +208,11 @@ def _is_too_large(operator: str, left: Any, right: Any) -> bool:
 
 
 _DICT_ATTRIBUTES = frozenset(dir(dict))
+_HARMLESS = (LoopContext, Namespace)
+_HARMLESS_METHODS = frozenset(
+    name for name in dir(str) if not name.startswith("_") and name not in ("format", "format_map")
+)
+_PLAIN = (bool, int, str, list, dict)
 _ABSENT = object()
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kvrouter.openai.body import Endpoint, RequestBody, without_surrogates
-from kvrouter.prompt import Fidelity, Prompt
+from kvrouter.prompt import APPROXIMATE, EXACT, Prompt
 from kvrouter.tokenize.anthropic import anthropic_chat
 from kvrouter.tokenize.backend import (
     NOTHING_AROUND,
@@ -57,12 +57,14 @@ _SHORT_TEXT_CHARS = 65_536
 
 _LOG = logging.getLogger(__name__)
 
+_COMPLETIONS = Endpoint.COMPLETIONS
 CHATS = {
     Endpoint.CHAT: openai_chat,
     Endpoint.RESPONSES: responses_chat,
     Endpoint.MESSAGES: anthropic_chat,
 }
 _HARMONY = "gpt_oss"
+_NO_TOOL = ("none", {"type": "none"})
 _SPEEDS = {"fastokens": 20}
 _OVERRAN_SPEED = 0.001
 """A chat template that did not end once is not rendered on the event loop any more."""
@@ -206,7 +208,7 @@ class ModelTokenizer:
     ) -> Prompt:
         """The same; raises `TooMuchError` where the allowance does not suffice."""
         try:
-            if request.endpoint is Endpoint.COMPLETIONS:
+            if request.endpoint is _COMPLETIONS:
                 return self._completion(request, namespace, allowance)
             return self._chat(request, namespace, allowance)
         except TooMuchError:
@@ -271,8 +273,7 @@ class ModelTokenizer:
             if ids:
                 return _prompt(ids, namespace, [])
             return blind(request, "prompt_token_ids are no token ids")
-        unused = request.get("tool_choice") in ("none", {"type": "none"})
-        if unused and not self._tools_when_unused:
+        if not self._tools_when_unused and request.get("tool_choice") in _NO_TOOL:
             chat.tools = None
         template = self._template(chat)
         if template is None:
@@ -304,7 +305,7 @@ class ModelTokenizer:
             tools=chat.tools,
             add_generation_prompt=chat.add_generation_prompt,
             continue_final_message=chat.continue_final_message,
-            variables={**self._defaults, **chat.variables},
+            variables={**self._defaults, **chat.variables} if self._defaults else chat.variables,
         )
 
     def _warm_up(self) -> str:
@@ -341,7 +342,7 @@ class ModelTokenizer:
         add_special_tokens: bool,
     ) -> "array[int]":
         clean = without_surrogates(text)
-        if clean != text:
+        if clean is not text:
             doubts.append("a lone surrogate in the text")
         around = self._around if add_special_tokens else NOTHING_AROUND
         ids = self.backend.encode(clean, allowance)
@@ -388,7 +389,7 @@ def by_length(request: RequestBody, reason: str) -> Prompt:
     return Prompt(
         array("I"),
         prompt_tokens=estimated_tokens(request.size),
-        fidelity=Fidelity.APPROXIMATE,
+        fidelity=APPROXIMATE,
         reason=reason,
     )
 
@@ -400,8 +401,8 @@ def _prompt(
         ids,
         prompt_tokens=prompt_tokens,
         namespace=namespace,
-        fidelity=Fidelity.APPROXIMATE if doubts else Fidelity.EXACT,
-        reason="; ".join(dict.fromkeys(doubts)),
+        fidelity=APPROXIMATE if doubts else EXACT,
+        reason="; ".join(dict.fromkeys(doubts)) if doubts else "",
     )
 
 

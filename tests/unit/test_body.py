@@ -160,6 +160,31 @@ def test_read_for_its_prompt_a_body_says_the_same(body: bytes) -> None:
     ]
 
 
+BESIDE: dict[str, Any] = {
+    "add_generation_prompt": False,
+    "add_special_tokens": True,
+    "chat_template": "x",
+    "chat_template_kwargs": {"a": 1},
+    "continue_final_message": True,
+    "documents": [],
+    "kv_transfer_params": {},
+    "reasoning_effort": "low",
+    "tool_choice": None,
+    "tools": [],
+    "truncate_prompt_tokens": 5,
+}
+
+
+@pytest.mark.parametrize("for_prompt", [True, False])
+def test_messages_are_alone_unless_something_is_beside_them(for_prompt: bool) -> None:
+    plain = {"model": "m", "messages": [], "max_tokens": 3, "stream": True, "temperature": 0}
+    alone = parse_body(Endpoint.CHAT, json.dumps(plain).encode(), for_prompt=for_prompt)
+    assert alone.has_messages_alone
+    for name, value in BESIDE.items():
+        body = json.dumps({**plain, name: value}).encode()
+        assert not parse_body(Endpoint.CHAT, body, for_prompt=for_prompt).has_messages_alone, name
+
+
 @pytest.mark.parametrize("size", [10, READ_AT_ONCE_BYTES])
 def test_the_json_of_a_field_is_that_of_the_client(size: int) -> None:
     """However long the body: the beginning of a conversation stays the same when it has grown."""

@@ -239,11 +239,47 @@ def test_fields_of_messages_are_found_as_the_library_finds_them(expression: str)
     assert outcome(lambda: render(source, [message])) == expected
 
 
+@pytest.mark.parametrize(
+    "expression",
+    [
+        *("loop.first", "loop.last", "loop.index0", "loop.previtem", "loop.nextitem.role"),
+        *("loop.length", "loop.nothing is defined", "loop._length", "loop.__class__", "loop.cycle"),
+        *("ns.flag", "ns.count", "ns.text", "ns.none", "ns.nothing is defined", "ns._x", "ns.show"),
+        *("ns.__class__ is defined", "ns.method.__self__", "ns.items", "ns.list.append"),
+        *("m.content.split('i')", "m.content.strip", "m.content.nothing is defined"),
+        *(
+            "m.content.__class__",
+            "m.content.format",
+            "'{0.role}'.format(m)",
+            "'{role}'.format_map(m)",
+        ),
+        *("m.content.split(sep='i', maxsplit=1)", "m.content.replace('h', obj=1)"),
+        *("'{0.__class__}'.format(m)", "', '.join(m)", "m.content.encode()", "(m|string).upper()"),
+        *("ns.method()", "ns.format('a')", "m.content.upper()|e", "('<'|e).upper()"),
+    ],
+)
+def test_what_else_has_a_short_cut_is_found_as_the_library_finds_it(expression: str) -> None:
+    """Loops, namespaces and texts, in the loop where templates use them."""
+    source = (
+        "{% set ns = namespace(flag=true, count=3, text='t', none=none, items=1, list=[1]) %}"
+        "{% for m in messages %}{% set ns.method = m.content.upper %}{% set ns.show = m.keys %}"
+        f"{{% set ns.format = '{{}}'.format %}}{{{{ {expression} }}}};{{% endfor %}}"
+    )
+    messages = [{"role": role, "content": "hi"} for role in ("user", "assistant", "user")]
+    plain = ImmutableSandboxedEnvironment()
+    expected = outcome(lambda: plain.from_string(source).render(messages=messages))
+    assert outcome(lambda: render(source, messages)) == expected
+
+
+def test_variables_hide_what_templates_may_call() -> None:
+    assert render("{{ range }}{{ namespace }}", variables={"range": 1, "namespace": 2}) == "12"
+
+
 def outcome(rendered: Callable[[], str]) -> str:
     """The text, or that it is refused; an address in a text is left out."""
     try:
         return re.sub("0x[0-9a-f]+", "", rendered())
-    except (TemplateRefusedError, jinja2.TemplateError):
+    except (TemplateRefusedError, jinja2.TemplateError, TypeError):
         return "refused"
 
 
