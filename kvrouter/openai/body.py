@@ -11,11 +11,12 @@ scan costs about 0.1 ms per 100 KB. A short body may be decoded in the scan alto
 
 import json
 from enum import StrEnum
-from operator import attrgetter
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 from msgspec import Raw
+
+from kvrouter.openai.fields import NOTHING, NOTHING_BESIDE, READ, SCAN, Fields, beside_messages
 
 REPORT_MODE_XARG = "kv_cache_report_mode"
 
@@ -33,77 +34,8 @@ class BadBody(ValueError):  # noqa: N818  # the shared name; it is the client's 
     """The body is not a JSON object at all: the client's fault (400)."""
 
 
-_NOTHING = Raw()
-
-
-class _Fields(msgspec.Struct, gc=False):
-    """The fields that are read, each as the bytes it came in; `_NOTHING` where absent."""
-
-    add_generation_prompt: Raw = _NOTHING
-    add_special_tokens: Raw = _NOTHING
-    cache_salt: Raw = _NOTHING
-    chat_template: Raw = _NOTHING
-    chat_template_kwargs: Raw = _NOTHING
-    continue_final_message: Raw = _NOTHING
-    documents: Raw = _NOTHING
-    echo: Raw = _NOTHING
-    input: Raw = _NOTHING
-    instructions: Raw = _NOTHING
-    kv_transfer_params: Raw = _NOTHING
-    logprobs: Raw = _NOTHING
-    max_completion_tokens: Raw = _NOTHING
-    max_output_tokens: Raw = _NOTHING
-    max_tokens: Raw = _NOTHING
-    messages: Raw = _NOTHING
-    model: Any = _NOTHING  # small, and always asked for
-    n: Raw = _NOTHING
-    output_config: Raw = _NOTHING
-    previous_response_id: Raw = _NOTHING
-    prompt: Raw = _NOTHING
-    prompt_embeds: Raw = _NOTHING
-    prompt_logprobs: Raw = _NOTHING
-    reasoning: Raw = _NOTHING
-    reasoning_effort: Raw = _NOTHING
-    session_id: Raw = _NOTHING
-    stream: Raw = _NOTHING
-    stream_options: Raw = _NOTHING
-    suffix: Raw = _NOTHING
-    system: Raw = _NOTHING
-    thinking: Raw = _NOTHING
-    tool_choice: Raw = _NOTHING
-    tools: Raw = _NOTHING
-    top_logprobs: Raw = _NOTHING
-    truncate_prompt_tokens: Raw = _NOTHING
-    truncation: Raw = _NOTHING
-    truncation_side: Raw = _NOTHING
-    use_beam_search: Raw = _NOTHING
-    vllm_xargs: Raw = _NOTHING
-
-
-_DecodedFields = cast(
-    "type[_Fields]",
-    msgspec.defstruct(
-        "_DecodedFields",
-        [(name, Any, _NOTHING) for name in _Fields.__struct_fields__],
-        bases=(_Fields,),
-        gc=False,
-    ),
-)
-"""The same, each as its value."""
-
-_SCAN = msgspec.json.Decoder(_Fields)
-_READ = msgspec.json.Decoder(_DecodedFields)
 READ_AT_ONCE_BYTES = 65_536
 """Bodies up to this size may be decoded in one go: 0.1 ms."""
-
-_beside_messages = attrgetter(
-    *("add_generation_prompt", "add_special_tokens", "chat_template", "chat_template_kwargs"),
-    *("continue_final_message", "documents", "kv_transfer_params", "reasoning_effort"),
-    *("tool_choice", "tools", "truncate_prompt_tokens"),
-)
-"""What of an OpenAI chat, besides its messages, its prompt may depend on."""
-_NOTHING_BESIDE = _beside_messages(_Fields())
-
 _ABSENT = object()
 _EMPTY: dict[str, Any] = {}
 
@@ -117,7 +49,7 @@ class RequestBody:
 
     __slots__ = ("_body", "_decoded", "_fields", "endpoint", "size")
 
-    def __init__(self, endpoint: Endpoint, fields: _Fields, body: bytes) -> None:
+    def __init__(self, endpoint: Endpoint, fields: Fields, body: bytes) -> None:
         self._fields = fields
         self._decoded: dict[str, Any] = {}
         self._body = body
@@ -128,7 +60,7 @@ class RequestBody:
     def get(self, name: str) -> Any:
         """The decoded value of a field; None when it is absent, null or unreadable."""
         raw = getattr(self._fields, name)
-        if raw is _NOTHING:
+        if raw is NOTHING:
             return None  # most fields of most bodies
         if type(raw) is not Raw:
             return raw
@@ -146,7 +78,7 @@ class RequestBody:
         value = getattr(self._fields, name)
         if not isinstance(value, Raw):
             try:
-                value = getattr(_SCAN.decode(self._body), name)
+                value = getattr(SCAN.decode(self._body), name)
             except (msgspec.MsgspecError, RecursionError):
                 return json.dumps(value, separators=(",", ":")).encode()
         return bytes(memoryview(value))
@@ -188,7 +120,7 @@ class RequestBody:
     @property
     def previous_response_id(self) -> str | None:
         """The stored response that it goes on from."""
-        if self._fields.previous_response_id is _NOTHING:
+        if self._fields.previous_response_id is NOTHING:
             return None
         return self._text("previous_response_id")
 
@@ -200,7 +132,7 @@ class RequestBody:
     @property
     def has_report_mode(self) -> bool:
         """Whether the engine is asked to announce its cache hits again."""
-        if self._fields.vllm_xargs is _NOTHING:
+        if self._fields.vllm_xargs is NOTHING:
             return False
         return REPORT_MODE_XARG in self._mapping("vllm_xargs")
 
@@ -217,7 +149,7 @@ class RequestBody:
     @property
     def has_messages_alone(self) -> bool:
         """Whether an OpenAI chat's prompt is made of its messages and of nothing else."""
-        return bool(_beside_messages(self._fields) == _NOTHING_BESIDE)  # most bodies
+        return bool(beside_messages(self._fields) == NOTHING_BESIDE)  # most bodies
 
     @property
     def tools(self) -> Any:
@@ -231,13 +163,13 @@ class RequestBody:
         return ids if isinstance(ids, list) else None
 
     def _mapping(self, name: str) -> dict[str, Any]:
-        if getattr(self._fields, name) is _NOTHING:
+        if getattr(self._fields, name) is NOTHING:
             return _EMPTY
         value = self.get(name)
         return value if isinstance(value, dict) else _EMPTY
 
     def _text(self, name: str) -> str | None:
-        if getattr(self._fields, name) is _NOTHING:
+        if getattr(self._fields, name) is NOTHING:
             return None
         return _clean(self.get(name))
 
@@ -256,7 +188,7 @@ def parse_body(kind: Endpoint, body: bytes, *, for_prompt: bool = False) -> Requ
     `for_prompt` says that its prompt will be asked for, and spares a short body the second look.
     """
     at_once = for_prompt and len(body) <= READ_AT_ONCE_BYTES
-    for decoder in (_READ, _SCAN) if at_once else (_SCAN,):
+    for decoder in (READ, SCAN) if at_once else (SCAN,):
         try:
             return RequestBody(kind, decoder.decode(body), body)
         except (msgspec.MsgspecError, RecursionError):
@@ -293,7 +225,7 @@ def _value(raw: Raw) -> Any:
         return None
 
 
-def _read_leniently(body: bytes) -> _Fields:
+def _read_leniently(body: bytes) -> Fields:
     """Read what only Python's own parser takes, as the engine's front end uses that one.
 
     Lone surrogates, NaN, numbers out of range, a byte order mark.
@@ -304,5 +236,5 @@ def _read_leniently(body: bytes) -> _Fields:
         raise BadBody(f"the body is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise BadBody(f"the body is not a JSON object but {type(value).__name__}")
-    known = {name: value[name] for name in _Fields.__struct_fields__ if name in value}
-    return _Fields(**known)
+    known = {name: value[name] for name in Fields.__struct_fields__ if name in value}
+    return Fields(**known)
