@@ -4,7 +4,12 @@ mypyc makes C of typed Python, which needs a C compiler, and mypy and setuptools
 (`make compiled`). The modules stay what they are: whatever passes here without it passes with it.
 
 Only modules without comparisons of `msgspec.Struct` values can be compiled: mypyc does not know
-that those have an `__eq__`, and compares their identity.
+that those have an `__eq__`, and compares their identity. Nor can those that define such a class
+(`openai/fields`), that inherit from a library's (`tokenize/sandbox`), or in which an exception is
+raised from outside, which comes between two instructions of Python (`tokenize/time_limit`).
+
+A compiled module holds values to their types. So what came from somebody else's file or request is
+`Any` until it was looked at.
 """
 
 import os
@@ -18,6 +23,7 @@ COMPILED = [
     "indexer/predicted.py",
     "kvrouter/active_blocks.py",
     "kvrouter/load.py",
+    "kvrouter/openai/body.py",
     "kvrouter/pace.py",
     "kvrouter/policy/candidate.py",
     "kvrouter/policy/compose.py",
@@ -27,6 +33,17 @@ COMPILED = [
     "kvrouter/policy/scorers.py",
     "kvrouter/prompt.py",
     "kvrouter/scheduler.py",
+    "kvrouter/tokenize/chat.py",
+    "kvrouter/tokenize/encoding_threads.py",
+    "kvrouter/tokenize/fast.py",
+    "kvrouter/tokenize/given.py",
+    "kvrouter/tokenize/guarded.py",
+    "kvrouter/tokenize/hash_runs.py",
+    "kvrouter/tokenize/messages.py",
+    "kvrouter/tokenize/pieces.py",
+    "kvrouter/tokenize/stretches.py",
+    "kvrouter/tokenize/template.py",
+    "kvrouter/tokenize/tokenizer.py",
 ]
 
 extensions = []

@@ -42,8 +42,9 @@ class TokenizerFiles:
     config: dict[str, Any]
     special_tokens: dict[str, str]
     """Named special tokens (`bos_token`, ...): templates may use them."""
-    templates: dict[str, str]
-    """Chat templates by name, usually `default` alone; empty when the model has none."""
+    templates: dict[str, Any]
+    """Chat templates by name, usually `default` alone; empty when the model has none. Texts, where
+    its files are in order."""
     model_type: str | None
 
     ranks: Path | None = None
@@ -140,7 +141,7 @@ def _special_tokens(config: dict[str, Any], fallback: dict[str, Any]) -> dict[st
     return tokens
 
 
-def _templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
+def _templates(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
     """A `.jinja` file wins over `chat_template.json`, which wins over the tokenizer's config."""
     templates = _named(config.get("chat_template"))
     legacy = _read_object(folder / "chat_template.json").get("chat_template")
@@ -153,7 +154,7 @@ def _templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
     return templates
 
 
-def _named(value: Any) -> dict[str, str]:
+def _named(value: Any) -> dict[str, Any]:
     if isinstance(value, str):
         return {DEFAULT: value}
     if isinstance(value, dict):
@@ -162,5 +163,5 @@ def _named(value: Any) -> dict[str, str]:
     return {
         entry["name"]: entry["template"]
         for entry in entries
-        if isinstance(entry, dict) and {"name", "template"} <= entry.keys()
+        if isinstance(entry, dict) and isinstance(entry.get("name"), str) and "template" in entry
     }

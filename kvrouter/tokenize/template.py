@@ -100,7 +100,7 @@ class ChatTemplate:
 def _last_text(message: dict[str, Any]) -> str:
     content = message.get("content")
     parts = content if isinstance(content, list) else [{"text": content}]
-    for part in reversed(parts):
+    for part in parts[::-1]:
         text = part.get("text") if isinstance(part, dict) else None
         if isinstance(text, str):
             return text

@@ -213,15 +213,18 @@ class ModelTokenizer:
             return self._chat(request, namespace, allowance)
         except TooMuchError:
             raise
-        except (UnreadableMessagesError, TemplateRefusedError) as error:
-            return blind(request, f"the engine will refuse it: {error}"[:200])
-        except TemplateOverrunError as error:
+        # Each by a name of its own: to mypyc a variable has one type.
+        except (UnreadableMessagesError, TemplateRefusedError) as refused:
+            return blind(request, f"the engine will refuse it: {refused}"[:200])
+        except TemplateOverrunError as overran:
             if request.size <= _SMALL_BYTES and not self._overran:
-                _LOG.warning("a chat of %d bytes is judged by its length: %s", request.size, error)
+                _LOG.warning(
+                    "a chat of %d bytes is judged by its length: %s", request.size, overran
+                )
                 self._overran = True
-            return by_length(request, str(error))
-        except EncodeError as error:
-            return by_length(request, str(error))
+            return by_length(request, str(overran))
+        except EncodeError as failed:
+            return by_length(request, str(failed))
         except Exception as error:  # noqa: BLE001  # our bug may cost an overlap, not a request
             _LOG.exception("could not tokenize %r", request)
             return blind(request, f"tokenization failed: {type(error).__name__}")
@@ -436,8 +439,10 @@ def read_template(path: Path) -> str:
         raise TemplateError("is no text in UTF-8") from error
 
 
-def _compiled(source: str, special_tokens: Mapping[str, str], limit: TimeLimit) -> ChatTemplate:
+def _compiled(source: Any, special_tokens: Mapping[str, str], limit: TimeLimit) -> ChatTemplate:
     """The template; raises `TemplateError` also when a plain message makes it run for ever."""
+    if not isinstance(source, str):
+        raise TemplateError("the chat template does not compile: it is no text")
     template = ChatTemplate(source, special_tokens, limit=limit)
     try:
         template.render(conversation([_PLAIN_MESSAGE], template.content_format))
