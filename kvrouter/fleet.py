@@ -19,8 +19,8 @@ from events.stream import ResyncReason, StreamState
 from indexer import ResyncCause, namespace
 from kvrouter.config import BreakerConfig, PredictionConfig, WorkerConfig
 from kvrouter.load import Load, Outcome
+from kvrouter.openai.answer import Usage
 from kvrouter.openai.errors import Fault, RequestError
-from kvrouter.openai.scan import Usage
 from kvrouter.pool import Pool
 from kvrouter.prompt import HASH_BYTES, Fidelity, Prompt
 from kvrouter.proof import Measurement

@@ -13,8 +13,8 @@ from kvrouter.breaker import CLOSED, Answer
 from kvrouter.http.engine import EngineError, EngineFailure
 from kvrouter.http.headers import retry_after_s
 from kvrouter.load import Outcome
+from kvrouter.openai.answer import Usage
 from kvrouter.openai.errors import RequestError
-from kvrouter.openai.scan import Usage
 from kvrouter.scheduler import Placement
 from kvrouter.workers import Worker
 

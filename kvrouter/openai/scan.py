@@ -7,21 +7,10 @@ and keeps the piece of a line that is still open.
 
 from typing import Protocol
 
-import msgspec
+from kvrouter.openai.answer import Usage, read_answer
 
 MAX_LINE_BYTES = 4 * 1024 * 1024
 """A longer line or unary body is relayed but not read."""
-
-
-class Usage(msgspec.Struct, frozen=True, gc=False):
-    """What the engine says a request cost, in tokens. None: it did not say.
-
-    `prompt_tokens` includes the cached ones, whatever the API's own habit.
-    """
-
-    prompt_tokens: int
-    output_tokens: int
-    cached_tokens: int | None = None
 
 
 class Scan(Protocol):
@@ -40,75 +29,6 @@ class Scan(Protocol):
 
     def finish(self) -> None:
         """The response ended."""
-
-
-class _Details(msgspec.Struct):
-    cached_tokens: int | None = None
-
-
-class _Usage(msgspec.Struct):
-    """All names that the four APIs have for the same figures."""
-
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    prompt_tokens_details: _Details | None = None
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-    input_tokens_details: _Details | None = None
-    cache_read_input_tokens: int | None = None
-
-    def as_usage(self) -> Usage | None:
-        if self.prompt_tokens is not None:
-            details = self.prompt_tokens_details
-            cached = None if details is None else details.cached_tokens
-            return Usage(self.prompt_tokens, self.completion_tokens or 0, cached)
-        if self.input_tokens is None:  # the last event of an Anthropic stream
-            return None if self.output_tokens is None else Usage(0, self.output_tokens)
-        if self.cache_read_input_tokens is not None:  # Anthropic's input excludes the cached part
-            cached = self.cache_read_input_tokens
-            return Usage(self.input_tokens + cached, self.output_tokens or 0, cached)
-        details = self.input_tokens_details
-        cached = None if details is None else details.cached_tokens
-        return Usage(self.input_tokens, self.output_tokens or 0, cached)
-
-
-class _Inner(msgspec.Struct):
-    id: str | None = None
-    usage: _Usage | None = None
-
-
-_NOTHING = msgspec.Raw(b"null")
-
-
-class _Answer(msgspec.Struct):
-    """A unary body or the data of one event: usage stands at the top or one level below."""
-
-    id: str | None = None
-    object: str | None = None
-    type: str | None = None
-    usage: _Usage | None = None
-    response: _Inner | None = None
-    message: _Inner | None = None
-    error: msgspec.Raw = _NOTHING
-
-    def find_usage(self) -> Usage | None:
-        if self.usage is not None:
-            return self.usage.as_usage()
-        for holder in (self.response, self.message):
-            if holder is not None and holder.usage is not None:
-                return holder.usage.as_usage()
-        return None
-
-    def find_response_id(self) -> str | None:
-        if self.response is not None:
-            return self.response.id
-        return self.id if self.object == "response" else None
-
-    def is_error(self) -> bool:
-        return self.type == "error" or bytes(self.error) != b"null"
-
-
-_DECODE = msgspec.json.Decoder(_Answer).decode
 
 
 class SseScan:
@@ -152,9 +72,8 @@ class SseScan:
             return
         if len(data) > MAX_LINE_BYTES:
             return
-        try:
-            answer = _DECODE(data)
-        except msgspec.MsgspecError:
+        answer = read_answer(data)
+        if answer is None:
             return
         if answer.is_error():
             self.failed = True
@@ -215,9 +134,7 @@ class UnaryScan:
     def finish(self) -> None:
         """The body is whole."""
         self.complete = True
-        try:
-            answer = _DECODE(b"".join(self._pieces))
-        except msgspec.MsgspecError:
-            return
-        self.usage = answer.find_usage()
-        self.response_id = answer.find_response_id()
+        answer = read_answer(b"".join(self._pieces))
+        if answer is not None:
+            self.usage = answer.find_usage()
+            self.response_id = answer.find_response_id()

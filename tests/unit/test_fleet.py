@@ -12,8 +12,8 @@ from kvrouter.breaker import Answer
 from kvrouter.config import BreakerConfig, PredictionConfig
 from kvrouter.fleet import Fleet
 from kvrouter.load import Outcome
+from kvrouter.openai.answer import Usage
 from kvrouter.openai.errors import Fault, RequestError
-from kvrouter.openai.scan import Usage
 from kvrouter.prompt import Fidelity
 from kvrouter.proof import Measurement
 from kvrouter.report import judge

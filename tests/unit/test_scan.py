@@ -5,7 +5,8 @@ import json
 import pytest
 from support.captures import load
 
-from kvrouter.openai.scan import SseScan, UnaryScan, Usage
+from kvrouter.openai.answer import Usage
+from kvrouter.openai.scan import SseScan, UnaryScan
 
 CHAT = (
     b'data: {"id":"c","object":"chat.completion.chunk","choices":[{"delta":{"role":"assistant",'
