@@ -8,7 +8,7 @@ import asyncio
 import json
 import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,7 +24,7 @@ from support.wires import Wire, run, turns
 
 from kvrouter.config import TimeoutConfig, parse_config
 from kvrouter.http.connection import ClientConnection, ConnectionSettings
-from kvrouter.http.engine import EngineClient, Host
+from kvrouter.http.engine import EngineClient
 from kvrouter.http.engine_connection import EngineConnection
 from kvrouter.http.request_reader import ReadLimits
 from kvrouter.http.response_reader import ResponseReader
@@ -36,7 +36,8 @@ from kvrouter.wiring import Plane, new_fleet, plane
 from kvrouter.workers import ServedModel, WorkerEvent, WorkerFacts
 
 EXAMPLES = int(os.environ.get("KVROUTER_FUZZ_EXAMPLES", "5000"))
-URLS = ["http://one:1", "http://two:1"]
+NAMES = ["one", "two"]
+URLS = [f"http://{name}:1" for name in NAMES]
 MAX_TURNS = 400
 BODY = b'{"model":"m","prompt":"hello","stream":true}'
 ASK = b"POST /v1/completions HTTP/1.%d\r\nHost: a\r\nContent-Length: %d\r\n\r\n%b"
@@ -152,22 +153,34 @@ class EngineWire(Wire):
         super().lose()
 
 
-class FakeHost(Host):
-    """Connects to engines of the test."""
+class FakeEngine:
+    """An engine of the test, and the connections to it."""
 
-    def __init__(self, url: str, connections: list[list[Answer] | None]) -> None:
-        super().__init__(url, 1.0)
+    def __init__(self, connections: list[list[Answer] | None]) -> None:
         self.wires: list[EngineWire] = []
         self._connections = connections
 
-    async def _connected(self) -> EngineConnection:
-        await asyncio.sleep(0)
+    def connect(self, connection: EngineConnection) -> None:
         answers = self._connections.pop(0) if self._connections else None
         if answers is None:
             raise ConnectionRefusedError("nobody listens")
-        connection = self.new_connection()
         self.wires.append(EngineWire(connection, answers))
-        return connection
+
+
+class Network:
+    """Connects to engines of the test, in place of the loop."""
+
+    def __init__(self, engines: dict[str, FakeEngine]) -> None:
+        self._engines = engines
+
+    async def create_connection(
+        self, new: Callable[[], EngineConnection], host: str, _port: int, *, ssl: object
+    ) -> tuple[object, EngineConnection]:
+        assert ssl is None
+        await asyncio.sleep(0)
+        connection = new()
+        self._engines[host].connect(connection)
+        return None, connection
 
 
 @dataclass
@@ -224,12 +237,14 @@ class Stage:
             facts = WorkerFacts(models=(ServedModel("m"),), block_size=16, capacity_blocks=1000)
             self.fleet.joined(worker, facts)
             worker.happened(WorkerEvent.JOINED)
-        engines = EngineClient(TimeoutConfig())
-        self.hosts = [
-            FakeHost(url, list(made)) for url, made in zip(URLS, story.engines, strict=True)
-        ]
-        engines._hosts.update(zip(URLS, self.hosts, strict=True))
-        self.plane: Plane = plane(config, self.fleet, engines, threads)
+        self.engines = {
+            name: FakeEngine(list(made)) for name, made in zip(NAMES, story.engines, strict=True)
+        }
+        network = Network(self.engines)
+        loop: Any = asyncio.get_running_loop()
+        loop.create_connection = network.create_connection
+        self.router_side = EngineClient(TimeoutConfig())
+        self.plane: Plane = plane(config, self.fleet, self.router_side, threads)
         settings = ConnectionSettings(ReadLimits())
         owner = Connections(self.plane.door.handle, self.plane.metrics.unread, settings)
         self.connection: ClientConnection = owner.new()
@@ -239,7 +254,9 @@ class Stage:
     @property
     def told(self) -> list[Told]:
         """All that the engines said."""
-        return [told for host in self.hosts for wire in host.wires for told in wire.told]
+        return [
+            told for engine in self.engines.values() for wire in engine.wires for told in wire.told
+        ]
 
     def ask(self) -> None:
         """Send all requests at once."""
@@ -254,10 +271,10 @@ class Stage:
         engine = event.rpartition(" ")[2]
         match event:
             case "one" | "two":
-                for wire in self.hosts[engine == "two"].wires[-1:]:
+                for wire in self.engines[engine].wires[-1:]:
                     wire.step()
             case "lose one" | "lose two":
-                for wire in self.hosts[engine == "two"].wires[-1:]:
+                for wire in self.engines[engine].wires[-1:]:
                     wire.lose()
             case "full" if not self.connection.full and not self.client.lost:
                 self.connection.pause_writing()
@@ -271,7 +288,7 @@ class Stage:
         self.happen("room")
         for _ in range(MAX_TURNS):
             await turns(3)
-            wires = [wire for host in self.hosts for wire in host.wires]
+            wires = [wire for engine in self.engines.values() for wire in engine.wires]
             if sum(wire.step() for wire in wires):
                 continue
             if not self.connection.active:
@@ -291,7 +308,7 @@ class Stage:
         assert len(asyncio.all_tasks()) == 1
         labels = {"path": "/v1/completions", "fault": Fault.INTERNAL.label}
         assert not self.plane.metrics.registry.get_sample_value("kvrouter_requests_total", labels)
-        for host in self.hosts:
+        for host in map(self.router_side.host, URLS):
             for resting in list(host._resting):
                 assert resting.reusable
             host.close()
