@@ -214,6 +214,7 @@ def _new_job(
         request_id=request_id,
         explain=hdr.EXPLAIN in client.fields,
         pinned=pinned,
+        tried=set(),
     )
 
 

@@ -43,11 +43,12 @@ class Job(msgspec.Struct):
     path: str
     """As a metric label: one of a closed set."""
     request_id: str
-    explain: bool = False
+    explain: bool
     """Whether the client asked which worker answered."""
-    pinned: str | None = None
+    pinned: str | None
     """The one worker that can serve it."""
-    tried: set[str] = msgspec.field(default_factory=set)
+    tried: set[str]
+    """The workers that got it."""
 
 
 class Exchange:
@@ -108,9 +109,12 @@ class Exchange:
 
     async def _try(self, client: Client, job: Job, attempt: Attempt) -> bool:
         """Send the job to one worker; True when the client has its response."""
-        response: EngineResponse | None = None
         try:
             response = await self._engines.send(_engine_request(job, attempt))
+        except EngineError as error:
+            attempt.failed(error)
+            return self._unanswered(job, attempt, error)
+        try:
             attempt.answered(response.status, response.fields.get("retry-after"))
             if response.status in _RETRIED_STATUSES and self._may_retry(job):
                 return False
@@ -120,16 +124,18 @@ class Exchange:
             await self._relay(client, job, attempt, response, first)
         except EngineError as error:
             attempt.failed(error)
-            if client.begun:
-                _break_off(client, response, error)
-                return True
-            if error.failure in _RETRIED_FAILURES and self._may_retry(job):
-                return False
-            raise _request_error(error, attempt) from error
+            if not client.begun:
+                return self._unanswered(job, attempt, error)
+            _break_off(client, response, error)
         finally:
-            if response is not None:
-                response.close()
+            response.close()
         return True
+
+    def _unanswered(self, job: Job, attempt: Attempt, error: EngineError) -> bool:
+        """The client has nothing yet: False if another worker is to be tried, else RequestError."""
+        if error.failure in _RETRIED_FAILURES and self._may_retry(job):
+            return False
+        raise _request_error(error, attempt) from error
 
     async def _relay(
         self, client: Client, job: Job, attempt: Attempt, response: EngineResponse, first: bytes
@@ -197,9 +203,9 @@ def _client_headers(job: Job, attempt: Attempt, response: EngineResponse) -> hdr
     return headers
 
 
-def _break_off(client: Client, response: EngineResponse | None, error: EngineError) -> None:
+def _break_off(client: Client, response: EngineResponse, error: EngineError) -> None:
     """Tell a client in the middle of its response that the rest won't come."""
-    if response is not None and response.is_event_stream:
+    if response.is_event_stream:
         client.write(error_event(Fault.ENGINE_FAILED, f"the engine was lost: {error}"))
     client.abort()
 

@@ -25,6 +25,8 @@ import httptools
 from kvrouter.http.headers import KNOWN_NAMES, Headers, field_name
 from kvrouter.openai.errors import Fault, RequestError
 
+_NOBODYS_PARSER = httptools.HttpRequestParser(None)
+
 MAX_OVERHEAD_BYTES = 65_536
 OVERHEAD_RATIO = 8
 """Framing bytes allowed per byte of a chunked body, besides `MAX_OVERHEAD_BYTES`: chunks of one
@@ -150,7 +152,7 @@ class RequestReader:
         collector, with the last request on it.
         """
         self.failure = self.failure or _malformed("the connection is gone")
-        del self._parser
+        self._parser = _NOBODYS_PARSER
 
     # Called by the parser, in this order.
 

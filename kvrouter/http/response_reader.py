@@ -9,6 +9,7 @@ import httptools
 from kvrouter.http.headers import KNOWN_NAMES, Headers, field_name
 
 MAX_HEAD_BYTES = 262_144
+_NOBODYS_PARSER = httptools.HttpResponseParser(None)
 _VERSIONS = ("1.1", "1.0")
 FINAL_STATUS = 200
 """The lowest one; those below are interim."""
@@ -80,7 +81,7 @@ class ResponseReader:
     def close(self) -> None:
         """The connection is gone, and nothing more is read: lets go of the parser, as the other."""
         self.failure = self.failure or "the connection is gone"
-        del self._parser
+        self._parser = _NOBODYS_PARSER
 
     def take(self) -> bytes:
         """What came of the body since it was last taken."""
