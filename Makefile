@@ -22,7 +22,7 @@ $(READY): requirements.txt pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	touch $(READY)
 
-compiled: $(COMPILED)/ready  ## make .venv-compiled: what a decision runs through is compiled
+compiled: $(COMPILED)/ready  ## make .venv-compiled: what a request runs through is compiled
 
 $(COMPILED)/ready: requirements.txt pyproject.toml setup.py $(shell find events indexer kvrouter -name '*.py')
 	$(PYTHON) -m venv $(COMPILED)
@@ -40,7 +40,7 @@ demo-replicas: $(READY)  ## three routers that agree over NATS
 test: $(READY)  ## the tests (a few minutes)
 	$(BIN)/python -m pytest $(AT_ONCE)
 
-test-compiled: $(COMPILED)/ready  ## the tests, with what a decision runs through compiled
+test-compiled: $(COMPILED)/ready  ## the tests, with what a request runs through compiled
 	KVROUTER_TEST_COMPILED=1 $(COMPILED)/bin/pytest $(AT_ONCE)
 
 test-slow: $(READY)  ## the long tests

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -91,13 +92,17 @@ async def test_a_client_that_leaves_while_its_prompt_waits_to_be_tokenized() -> 
     """B1: queued; such a request must never reach an engine."""
     tokenizer = {"threads": 1, "inline_bytes": 0}
     async with stack(engine_settings(), tokenizer=tokenizer) as running:
-        long = asyncio.create_task(running.chat("occupies the only thread " * 40_000))
-        queue = running.router.tokenizers.stats
-        await until(lambda: queue.requests == 1)
-        async with raw_request(running, stream=True, content="LEAVES " * 1000):
-            await until(lambda: queue.requests == 2)
-        await until(lambda: running.router.door.active_requests <= 1)
-        await long
+        queue = running.router.tokenizers
+        free = threading.Event()
+        busy = queue._threads.submit(free.wait, 30)  # the only thread
+        try:
+            async with raw_request(running, stream=True, content="LEAVES " * 1000):
+                await until(lambda: queue.stats.requests == 1)
+            await until(lambda: running.router.door.active_requests == 0)
+        finally:
+            free.set()
+        await asyncio.wrap_future(busy)
+        await until(lambda: queue.stats.requests == 0)
         await gone(running)
         assert not any(b"LEAVES" in each.body for each in running.posts(0))
 
