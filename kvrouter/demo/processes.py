@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import ctypes
+import random
 import signal
 import socket
 import sys
@@ -19,6 +20,10 @@ from kvrouter.startup import StartError
 MODEL_FOLDER = Path(__file__).parent / "model"
 MODEL = "demo"
 START_S = 60.0
+PORTS = range(15_000, 30_000)
+"""Below those that systems give to outgoing connections, which could take one between its choice
+and its use."""
+PORTS_TRIED = 100
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 STOP_S = 5.0
 
@@ -58,11 +63,12 @@ async def router(
 
 
 def free_port(preferred: int = 0) -> int:
-    """The preferred port if nobody listens there, else any free one."""
-    for port in (preferred, 0):
+    """The preferred port if nobody listens there, else any free one of `PORTS`."""
+    others = random.sample(PORTS, PORTS_TRIED)
+    for port in [preferred, *others] if preferred else others:
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
-            return int(probe.getsockname()[1])
+            return port
     raise StartError("no port is free")
 
 

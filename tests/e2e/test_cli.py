@@ -17,6 +17,7 @@ from support.processes import Command, command, run
 from support.stack import engine_settings, until
 
 from kvrouter.cli import main
+from kvrouter.demo.processes import free_port
 from kvrouter.sim.server import SimServer
 from kvrouter.sim.timing import LinearTiming
 
@@ -205,9 +206,7 @@ async def test_ctrl_c_ends_an_idle_router_at_once() -> None:
 
 async def test_a_router_starts_before_its_engines(tmp_path: Path) -> None:
     """Everything is started at once by an orchestrator."""
-    with socket.socket() as reserved:
-        reserved.bind(("127.0.0.1", 0))
-        port = reserved.getsockname()[1]
+    port = free_port()
     file = tmp_path / "kvrouter.toml"
     file.write_text("[health]\ninterval_s = 0.3\n")
     flags = ("--worker", f"http://127.0.0.1:{port}", "--port", "0", "--admin-port", "0")
