@@ -32,6 +32,8 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 START_S = 60.0
+KEPT = 0.9
+"""Of a rate: with less of it the clients were too slow to say anything."""
 TOKENIZER = str(ROOT / "tests" / "data" / "tinymodel")
 
 LUA = """
@@ -250,6 +252,25 @@ def measure_requests(port: int, pid: int, seconds: float, script: Path) -> dict[
     }
 
 
+def measure_half_load(
+    port: int, engine: int, seconds: float, full: float | None
+) -> dict[str, float | None]:
+    """Latency at half of the full load, and what of it is not there when asking the engine itself.
+
+    Nothing where the clients can't ask so often.
+    """
+    rate = (full or 0.0) / 2
+    direct = clients("steady_clients.py", engine, rate=rate, seconds=seconds)
+    seen = clients("steady_clients.py", port, rate=rate, seconds=seconds)
+    if min(direct["rate"], seen["rate"]) < KEPT * rate:
+        return {"half_load_p50_ms": None, "half_load_p99_ms": None, "half_load_added_p99_ms": None}
+    return {
+        "half_load_p50_ms": seen["p50_ms"],
+        "half_load_p99_ms": seen["p99_ms"],
+        "half_load_added_p99_ms": seen["p99_ms"] - direct["p99_ms"],
+    }
+
+
 def measure_streams(
     port: int, pid: int, seconds: float, count: int, pace_ms: float
 ) -> dict[str, float | None]:
@@ -310,6 +331,7 @@ def run(front: Front | None, engine: int, options: argparse.Namespace) -> dict[s
         with process(front.command(port, engine, folder)) as started:
             wait_ready(port)
             found = measure_requests(port, started.pid, options.seconds, script)
+            found |= measure_half_load(port, engine, options.seconds, found["requests_per_s"])
             for count in options.streams:
                 pace_ms = 10.0 if count <= 256 else 20.0
                 found |= measure_streams(port, started.pid, options.seconds, count, pace_ms)

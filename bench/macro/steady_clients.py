@@ -75,6 +75,7 @@ async def main(options: argparse.Namespace) -> None:
             idle.popleft().ask(time.monotonic_ns())
         else:
             skipped += 1
+    took_s = time.monotonic() - start
     await asyncio.sleep(0.5)
     ordered = sorted(latencies_ns[len(latencies_ns) // 10 :])
     print(
@@ -82,6 +83,7 @@ async def main(options: argparse.Namespace) -> None:
             {
                 "answered": len(ordered),
                 "skipped": skipped,
+                "rate": len(latencies_ns) / took_s,
                 "p50_ms": ordered[len(ordered) // 2] / 1e6,
                 "p99_ms": ordered[int(len(ordered) * 0.99)] / 1e6,
             }
