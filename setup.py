@@ -6,8 +6,10 @@ mypyc makes C of typed Python, which needs a C compiler, and mypy and setuptools
 What can't be compiled: modules that compare values of a `msgspec.Struct` of their own, for mypyc
 does not know its `__eq__` and compares their identity (`kvrouter/rank_load`); that define one which
 is decoded, for its annotations are lost (`openai/answer`, `openai/fields`, `kvrouter/workers`);
-that inherit from a library's class (`tokenize/sandbox`); and in which an exception is raised from
-outside, which comes between two instructions of Python (`tokenize/time_limit`).
+that inherit from a library's class (`tokenize/sandbox`); in which an exception is raised from
+outside, which comes between two instructions of Python (`tokenize/time_limit`); and that look, in a
+thread of their own, at each of the many things that a client may send (`tokenize/chat`, `messages`,
+`tokenizer`): a compiled loop lets no other thread run, the event loop's neither.
 
 A compiled module holds values to their types. So what came from somebody else's file or request is
 `Any` until it was looked at.
@@ -65,17 +67,14 @@ COMPILED = [
     "kvrouter/scheduler.py",
     "kvrouter/sticky.py",
     "kvrouter/token_counts.py",
-    "kvrouter/tokenize/chat.py",
     "kvrouter/tokenize/encoding_threads.py",
     "kvrouter/tokenize/fast.py",
     "kvrouter/tokenize/given.py",
     "kvrouter/tokenize/guarded.py",
     "kvrouter/tokenize/hash_runs.py",
-    "kvrouter/tokenize/messages.py",
     "kvrouter/tokenize/pieces.py",
     "kvrouter/tokenize/stretches.py",
     "kvrouter/tokenize/template.py",
-    "kvrouter/tokenize/tokenizer.py",
 ]
 
 extensions = []

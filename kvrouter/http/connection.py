@@ -99,7 +99,8 @@ class ClientConnection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
         if self.address is None:
             peer = transport.get_extra_info("peername")
-            self.address = peer[0] if peer else None  # a client may be gone, or at a path
+            # A client may be gone, or at a path or an abstract name.
+            self.address = peer[0] if isinstance(peer, tuple) else None
         self._transport.set_write_buffer_limits(high=HIGH_WATER_BYTES, low=LOW_WATER_BYTES)
         self._deadline.move(self._settings.head_s)
         self._owner.opened(self)

@@ -66,7 +66,7 @@ def template_variables(request: RequestBody, chat: Chat, effort: Any) -> dict[st
     return {name: value for name, value in variables.items() if value not in (None, "auto")}
 
 
-def function_tool(function: dict[str, Any], *, defer_loading: bool | None = None) -> dict[str, Any]:
+def function_tool(function: dict[str, Any], *, defer_loading: Any = None) -> dict[str, Any]:
     """A tool as the engine's model prints it: fixed order, absent fields as null, others gone."""
     shown = {name: function.get(name) for name in ("name", "description", "parameters")}
     shown |= {

@@ -228,6 +228,27 @@ def test_local_clients_can_use_a_unix_socket(tmp_path: Path) -> None:
     on_uvloop(test())
 
 
+@pytest.mark.parametrize("own_name", ["", "\0own name", "own.sock"])
+def test_local_clients_may_have_a_name_of_their_own(tmp_path: Path, own_name: str) -> None:
+    path = tmp_path / "front.sock"
+
+    async def test() -> None:
+        async with stack(engine_settings(), server={"unix_socket": str(path)}):
+            client = socket.socket(socket.AF_UNIX)
+            if own_name:
+                unique = f"{own_name} {tmp_path}"
+                client.bind(unique if "\0" in own_name else str(tmp_path / own_name))
+            client.setblocking(False)
+            await asyncio.get_running_loop().sock_connect(client, str(path))
+            reader, writer = await asyncio.open_unix_connection(sock=client)
+            writer.write(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")
+            async with asyncio.timeout(10):
+                assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+            writer.close()
+
+    on_uvloop(test())
+
+
 def test_a_dead_processes_socket_is_replaced_and_a_living_ones_is_not(tmp_path: Path) -> None:
     path = str(tmp_path / "front.sock")
     with socket.socket(socket.AF_UNIX) as dead:

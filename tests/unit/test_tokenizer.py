@@ -222,6 +222,13 @@ def test_tools_are_shown_in_the_engines_order() -> None:
     assert shown + '{"type": "object"}}}\n' in text_of(chat(said("a"), tools=[TOOL]))
 
 
+@pytest.mark.parametrize("value", [True, "yes", 3, [1], {"a": None}])
+def test_whether_a_tool_loads_late_is_shown_as_it_was_said(value: Any) -> None:
+    prompt = chat(said("a"), tools=[TOOL | {"defer_loading": value}])
+    assert prompt.fidelity is Fidelity.EXACT
+    assert text_of(prompt).count(f'"defer_loading": {json.dumps(value)}') == 2
+
+
 def test_unused_tools_are_shown_unless_the_engine_was_told_otherwise(tmp_path: Path) -> None:
     template = "{{ tools | tojson }}"
     folder = str(with_config(tmp_path, chat_template=template))
