@@ -178,6 +178,8 @@ class TokenizerConfig(_Section, frozen=True, kw_only=True):
     """One of so many prompts is encoded by `tokenizers` too and compared; 0 for none."""
     cache_bytes: Annotated[int, Meta(ge=0)] = 134_217_728
     """For each model: ids of text that was met before."""
+    hash_cache_bytes: Annotated[int, Meta(ge=0)] = 16_777_216
+    """For all models: block hashes of prompts that were met before, 0.6 KB for 1,024 tokens."""
     threads: PositiveInt = 2
     inline_bytes: Annotated[int, Meta(ge=0)] = 2048
     """Bodies up to this size are tokenized at once, longer ones in a thread. With `fastokens`,

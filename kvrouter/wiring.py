@@ -235,6 +235,7 @@ async def encoding_threads(config: Config) -> AsyncIterator[EncodingThreads]:
             max_requests=settings.max_queued,
             max_bytes=settings.max_queued_bytes,
             deadline_s=settings.deadline_s,
+            hash_bytes=settings.hash_cache_bytes,
         )
     )
     try:

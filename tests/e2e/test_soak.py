@@ -51,6 +51,7 @@ interval_s = 0.2
 
 [tokenizer]
 cache_bytes = 4_000_000
+hash_cache_bytes = 2_000_000
 """
 WORDS = ("harbour", "lantern", "copper", "orchard", "gravel", "window", "thunder", "anchor")
 

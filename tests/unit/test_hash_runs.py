@@ -56,3 +56,10 @@ def test_memory_stays_within_its_bound() -> None:
         runs.block_hashes(ids_of(seed, RUNS[-1] * 16 * 3), 16)
     assert runs.size_bytes <= 10_000
     assert runs.size_bytes > 5_000
+
+
+def test_without_memory_prompts_are_hashed_each_time() -> None:
+    runs = HashRuns(0)
+    ids = ids_of(3, 4 * RUNS[-1])
+    assert runs.block_hashes(ids, 1) == block_hashes(ids, 1)
+    assert runs.size_bytes == 0
