@@ -17,6 +17,11 @@ def raise_file_limit() -> int:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):  # a hard limit above what the kernel allows
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return file_limit()
+
+
+def file_limit() -> int:
+    """How many open files this process may have."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return sys.maxsize if soft == resource.RLIM_INFINITY else soft
 

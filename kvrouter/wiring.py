@@ -34,6 +34,7 @@ from kvrouter.explain import Explainer
 from kvrouter.fleet import Fleet
 from kvrouter.health import Keeper
 from kvrouter.http.cors import Cors
+from kvrouter.http.descriptors import Descriptors
 from kvrouter.http.door import FrontDoor
 from kvrouter.http.engine import EngineClient
 from kvrouter.http.exchange import Exchange
@@ -48,6 +49,7 @@ from kvrouter.processes.seat import Seat
 from kvrouter.replica_report import ReplicaCollector, replicas
 from kvrouter.scheduler import Scheduler
 from kvrouter.sharing import Sharing, joint, nats_link, relayed_source, replica_name, share
+from kvrouter.startup import file_limit
 from kvrouter.sticky import ResponseOwners
 from kvrouter.supervision import background
 from kvrouter.tls import ServerTls, admin_tls, engine_tls, server_tls
@@ -93,6 +95,7 @@ async def running(config: Config, seat: Seat | None = None) -> AsyncIterator[Rou
     listeners = () if seat is None else seat.sockets()
     to_engines, to_clients = engine_tls(config.engine_tls), server_tls(config.server)
     to_admins = admin_tls(config.server) if seat is None else None
+    descriptors = Descriptors(file_limit())
     load = Load()
     name = config.replicas.name or replica_name()
     link = nats_link(config, name)
@@ -102,7 +105,7 @@ async def running(config: Config, seat: Seat | None = None) -> AsyncIterator[Rou
         sharing.warm_up(fleet)
     async with (
         encoding_threads(config) as tokenizers,
-        EngineClient(config.timeouts, to_engines) as engines,
+        EngineClient(config.timeouts, to_engines, descriptors) as engines,
         Sessions(to_engines) as probes,
     ):
         door, metrics = plane(config, fleet, engines, tokenizers)
@@ -126,7 +129,14 @@ async def running(config: Config, seat: Seat | None = None) -> AsyncIterator[Rou
             ),
             _ticking(fleet, metrics),
             _ready_to_take_over(fleet, seat),
-            listening(door.handle, metrics.unread, config, to_clients, inherited=listeners) as port,
+            listening(
+                door.handle,
+                metrics.unread,
+                config,
+                to_clients,
+                inherited=listeners,
+                descriptors=descriptors,
+            ) as port,
         ):
             yield Router(
                 fleet=fleet,

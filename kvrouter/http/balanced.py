@@ -11,22 +11,19 @@ import asyncio
 import ipaddress
 import logging
 import socket
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from ssl import SSLContext
 from typing import Any
 
 from events.sparingly import Sparingly
+from kvrouter.http.accepting import Acceptor, Transports
+from kvrouter.http.descriptors import PLENTY, Descriptors
 from kvrouter.http.proxy_header import MAX_BYTES, BadProxyHeaderError, parse_proxy_header
-from kvrouter.supervision import cancelled
 
 log = logging.getLogger(__name__)
 
-ACCEPTED_AT_ONCE = 64
-REST_S = 0.5
-"""Without descriptors: until they are tried again."""
-LEAVE_S = 1.0
-"""On leaving: for connections that are just being made."""
 SAID_EVERY_S = 60.0
 
 NewProtocol = Callable[[str], asyncio.Protocol]
@@ -43,6 +40,7 @@ class BalancedSettings:
     max_waiting: int
     """Connections whose header is not there yet; further ones are closed."""
     tls: SSLContext | None = None
+    descriptors: Descriptors = PLENTY
 
 
 class Balancers:
@@ -79,50 +77,30 @@ class BalancedListener:
         refused: Callable[[], None],
         settings: BalancedSettings,
     ) -> None:
-        self._listener = listener
+        self._acceptor = Acceptor(listener, self._came, settings.descriptors)
+        self._transports = Transports(settings.tls, settings.patience_s)
         self._new_protocol = new_protocol
         self._refused = refused
         self._settings = settings
         self._balancers = Balancers(settings.balancers)
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[socket.socket, _Waiting] = {}
-        self._beginning: set[asyncio.Task[None]] = set()
-        self._resting: asyncio.TimerHandle | None = None
         self._saying = Sparingly(SAID_EVERY_S)
 
     def start(self) -> None:
         """Accept from now on."""
-        self._resting = None
-        self._listener.setblocking(False)
-        self._loop.add_reader(self._listener, self._accept)
+        self._acceptor.start()
 
     async def stop(self) -> None:
         """Accept no more. What has not said whose it is, is closed."""
-        self._loop.remove_reader(self._listener)
-        if self._resting is not None:
-            self._resting.cancel()
+        self._acceptor.stop()
         for each in list(self._waiting.values()):
             self._forget(each)
             each.connection.close()
-        if self._beginning:
-            await asyncio.wait(self._beginning, timeout=LEAVE_S)
-        await cancelled(list(self._beginning))
+        await self._transports.stop()
 
-    def _accept(self) -> None:
-        for _ in range(ACCEPTED_AT_ONCE):
-            try:
-                connection, address = self._listener.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
-            except OSError as error:
-                log.error("cannot accept connections: %s", error)  # noqa: TRY400 - says it all
-                self._loop.remove_reader(self._listener)
-                self._resting = self._loop.call_later(REST_S, self.start)
-                return
-            connection.setblocking(False)
-            self._came(connection, address[0])
-
-    def _came(self, connection: socket.socket, address: str) -> None:
+    def _came(self, connection: socket.socket, peer: Any) -> None:
+        address = peer[0]
         if address not in self._balancers:
             self._begin(connection, address)
         elif len(self._waiting) >= self._settings.max_waiting:
@@ -172,22 +150,4 @@ class BalancedListener:
         del self._waiting[waiting.connection]
 
     def _begin(self, connection: socket.socket, client: str) -> None:
-        task = self._loop.create_task(_begun(self._connected(connection, client)))
-        self._beginning.add(task)
-        task.add_done_callback(self._beginning.discard)
-
-    def _connected(self, connection: socket.socket, client: str) -> Coroutine[Any, Any, object]:
-        tls = self._settings.tls
-        return self._loop.connect_accepted_socket(
-            lambda: self._new_protocol(client),
-            connection,
-            ssl=tls,
-            ssl_handshake_timeout=None if tls is None else self._settings.patience_s,
-        )
-
-
-async def _begun(connecting: Coroutine[Any, Any, object]) -> None:
-    try:
-        await connecting
-    except OSError as error:  # the client left, or its handshake failed; SSLError is one
-        log.debug("a connection did not begin: %s", error)
+        self._transports.begin(connection, partial(self._new_protocol, client))

@@ -92,6 +92,12 @@ class ClientConnection(asyncio.Protocol):
         """Whether a request is being served."""
         return self._client is not None
 
+    @property
+    def descriptor(self) -> int:
+        """Its socket's, -1 where there is none."""
+        opened = self._transport and self._transport.get_extra_info("socket")
+        return opened.fileno() if opened else -1
+
     # What the transport tells.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from kvrouter.config import TimeoutConfig
+from kvrouter.http.descriptors import PLENTY, Descriptors, lowest_free
 from kvrouter.http.engine_connection import (
     BODY,
     END,
@@ -133,9 +134,15 @@ class EngineResponse:
 class EngineClient:
     """Connections to all workers, kept alive between requests."""
 
-    def __init__(self, timeouts: TimeoutConfig, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self,
+        timeouts: TimeoutConfig,
+        tls: ssl.SSLContext | None = None,
+        descriptors: Descriptors = PLENTY,
+    ) -> None:
         self._timeouts = timeouts
         self._tls = tls
+        self._descriptors = descriptors
         self._hosts: dict[str, Host] = {}
 
     async def __aenter__(self) -> Self:
@@ -176,14 +183,21 @@ class EngineClient:
         """The connections to one worker."""
         host = self._hosts.get(url)
         if host is None:
-            host = self._hosts[url] = Host(url, self._timeouts.connect_s, self._tls)
+            connect_s = self._timeouts.connect_s
+            host = self._hosts[url] = Host(url, connect_s, self._tls, self._descriptors)
         return host
 
 
 class Host:
     """One worker's address, and the connections to it that rest."""
 
-    def __init__(self, url: str, connect_s: float, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        connect_s: float,
+        tls: ssl.SSLContext | None = None,
+        descriptors: Descriptors = PLENTY,
+    ) -> None:
         parts = urlsplit(url)
         is_tls = parts.scheme == "https"
         self.name = urlsplit(http_base(url)).netloc
@@ -192,6 +206,7 @@ class Host:
         self._address = (parts.hostname or "", parts.port or (443 if is_tls else 80))
         self._tls = (tls or ssl.create_default_context()) if is_tls else None
         self._connect_s = connect_s
+        self._full_at = descriptors.of_requests
         self._resting: dict[EngineConnection, None] = {}
 
     def rested(self) -> EngineConnection | None:
@@ -220,6 +235,8 @@ class Host:
 
     async def _connected(self) -> EngineConnection:
         """Raises OSError."""
+        if lowest_free() >= self._full_at:
+            raise OSError(errno.EMFILE, "hardly any file descriptors are left")
         loop = asyncio.get_running_loop()
         if self._path is None:
             _, connection = await loop.create_connection(

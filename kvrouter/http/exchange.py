@@ -17,6 +17,7 @@ from kvrouter.fleet import Fleet, Route, describe
 from kvrouter.http import headers as hdr
 from kvrouter.http.attempt import BACKPRESSURE_STATUSES, FAILURE_STATUSES, Attempt
 from kvrouter.http.client import Client
+from kvrouter.http.descriptors import NONE_LEFT
 from kvrouter.http.engine import (
     EngineClient,
     EngineError,
@@ -216,8 +217,7 @@ def _request_error(error: EngineError, attempt: Attempt) -> RequestError:
         case EngineFailure.TIMED_OUT:
             return RequestError(Fault.ENGINE_TIMEOUT, f"worker {name} did not answer: {error}")
         case EngineFailure.NO_DESCRIPTORS:
-            message = "the router has no file descriptors left (raise its limit with ulimit -n)"
-            return RequestError(Fault.OVERLOADED, message, retry_after_s=1)
+            return RequestError(Fault.OVERLOADED, NONE_LEFT, retry_after_s=1)
         case _:
             return RequestError(
                 Fault.ENGINE_FAILED, f"worker {name} failed: {error}", retry_after_s=1

@@ -3,14 +3,18 @@
 import asyncio
 import logging
 import socket
+import ssl
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 
 from kvrouter.config import Config
+from kvrouter.http.accepting import Acceptor, Transports
 from kvrouter.http.balanced import BalancedListener, BalancedSettings
 from kvrouter.http.connection import ClientConnection, ConnectionSettings, Handler
+from kvrouter.http.descriptors import NONE_LEFT, PLENTY, Descriptors
 from kvrouter.http.request_reader import ReadLimits
 from kvrouter.http.sockets import BACKLOG, opened, port_of
 from kvrouter.openai.errors import Fault, RequestError
@@ -31,8 +35,10 @@ class Connections:
         settings: ConnectionSettings,
         *,
         max_connections: int = sys.maxsize,
+        descriptors: Descriptors = PLENTY,
     ) -> None:
         self.refused = refused
+        self._full_at = descriptors.of_clients
         self._max_connections = max_connections
         self._handle = handle
         self._settings = settings
@@ -52,9 +58,13 @@ class Connections:
         if self._draining:
             connection.shut_down()
         elif len(self._open) - len(self._surplus) > self._max_connections:
-            self._surplus.add(connection)
-            message = f"more than {self._max_connections} connections are open"
-            connection.turn_away(RequestError(Fault.OVERLOADED, message, retry_after_s=1))
+            self._turn_away(connection, f"more than {self._max_connections} connections are open")
+        elif connection.descriptor >= self._full_at:
+            self._turn_away(connection, NONE_LEFT)
+
+    def _turn_away(self, connection: ClientConnection, why: str) -> None:
+        self._surplus.add(connection)
+        connection.turn_away(RequestError(Fault.OVERLOADED, why, retry_after_s=1))
 
     def closed(self, connection: ClientConnection) -> None:
         """It is gone."""
@@ -92,6 +102,7 @@ async def listening(
     tls: ServerTls | None = None,
     *,
     inherited: Sequence[socket.socket] = (),
+    descriptors: Descriptors = PLENTY,
 ) -> AsyncIterator[int]:
     """Serve clients while the context is open; gives the port that is listened on.
 
@@ -99,38 +110,63 @@ async def listening(
     why something could not be read as a request. On leaving, no connection is accepted any more
     and running requests get `shutdown_s` to finish. Raises OSError when an address cannot be bound.
     """
-    limit = config.limits.max_connections
-    connections = Connections(handle, refused, _settings(config), max_connections=limit)
+    connections = Connections(
+        handle,
+        refused,
+        _settings(config),
+        max_connections=config.limits.max_connections,
+        descriptors=descriptors,
+    )
+    place = Place(connections, tls, config, descriptors)
     async with AsyncExitStack() as exits:
         exits.push_async_callback(_drained, connections, config.timeouts.shutdown_s)
         listeners = inherited or exits.enter_context(opened(config.server))
         for each in listeners:
-            await exits.enter_async_context(_accepting(connections, each, tls, config))
+            await exits.enter_async_context(_accepting(each, place))
         yield port_of(listeners)
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What becomes of the connections that come in, by whichever socket."""
+
+    connections: Connections
+    tls: ServerTls | None
+    config: Config
+    descriptors: Descriptors
+
+    @property
+    def context(self) -> ssl.SSLContext | None:
+        """For TLS, which local clients do without."""
+        return None if self.tls is None else self.tls.context
+
+
 @asynccontextmanager
-async def _accepting(
-    connections: Connections,
-    listener: socket.socket,
-    tls: ServerTls | None,
-    config: Config,
-) -> AsyncIterator[None]:
-    loop = asyncio.get_running_loop()
-    at_path = listener.family == socket.AF_UNIX
+async def _accepting(listener: socket.socket, place: Place) -> AsyncIterator[None]:
+    config, at_path = place.config, listener.family == socket.AF_UNIX
     if config.server.proxy_protocol_from and not at_path:
-        async with _balanced(connections, listener, tls, config):
-            yield
-        return
-    if at_path:
-        server = await loop.create_unix_server(connections.new, sock=listener, backlog=BACKLOG)
+        accepting = _balanced(listener, place)
+    elif place.descriptors.suffice(config.limits.max_connections):
+        accepting = _unbounded(listener, place)
+    else:
+        accepting = _bounded(listener, place)
+    async with accepting:
+        yield
+
+
+@asynccontextmanager
+async def _unbounded(listener: socket.socket, place: Place) -> AsyncIterator[None]:
+    loop = asyncio.get_running_loop()
+    new = place.connections.new
+    if listener.family == socket.AF_UNIX:
+        server = await loop.create_unix_server(new, sock=listener, backlog=BACKLOG)
     else:
         server = await loop.create_server(
-            connections.new,
+            new,
             sock=listener,
             backlog=BACKLOG,
-            ssl=None if tls is None else tls.context,
-            ssl_handshake_timeout=None if tls is None else config.timeouts.head_s,
+            ssl=place.context,
+            ssl_handshake_timeout=None if place.tls is None else place.config.timeouts.head_s,
         )
     try:
         yield
@@ -139,17 +175,34 @@ async def _accepting(
 
 
 @asynccontextmanager
-async def _balanced(
-    connections: Connections, listener: socket.socket, tls: ServerTls | None, config: Config
-) -> AsyncIterator[None]:
+async def _bounded(listener: socket.socket, place: Place) -> AsyncIterator[None]:
+    context = None if listener.family == socket.AF_UNIX else place.context
+    transports = Transports(context, place.config.timeouts.head_s)
+
+    def came(connection: socket.socket, _peer: object) -> None:
+        transports.begin(connection, place.connections.new)
+
+    acceptor = Acceptor(listener, came, place.descriptors)
+    acceptor.start()
+    try:
+        yield
+    finally:
+        acceptor.stop()
+        await transports.stop()
+
+
+@asynccontextmanager
+async def _balanced(listener: socket.socket, place: Place) -> AsyncIterator[None]:
+    config = place.config
     settings = BalancedSettings(
         balancers=config.server.proxy_protocol_from,
         patience_s=config.timeouts.head_s,
         max_waiting=config.limits.max_connections,
-        tls=None if tls is None else tls.context,
+        tls=place.context,
+        descriptors=place.descriptors,
     )
-    refused = partial(connections.refused, Fault.BAD_PROXY_HEADER)
-    balanced = BalancedListener(listener, connections.new, refused, settings)
+    refused = partial(place.connections.refused, Fault.BAD_PROXY_HEADER)
+    balanced = BalancedListener(listener, place.connections.new, refused, settings)
     balanced.start()
     try:
         yield

@@ -298,6 +298,56 @@ async def test_a_router_without_free_file_descriptors_goes_on_and_recovers() -> 
         assert await running.stop() == 0
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+async def test_a_burst_beyond_the_descriptors_is_answered_and_the_second_port_with_it(
+    host: str,
+) -> None:
+    """F12: each is served or gets a clean 503, and whoever watches the router is not cut off."""
+    limits = f"ulimit -n 64; exec {Path(sys.executable).parent / 'kvrouter'}"
+    async with (
+        engine(timing=LinearTiming(base_s=0.02)) as server,
+        command(
+            *("serve", "--worker", server.url.replace("127.0.0.1", host)),
+            *("--port", "0", "--admin-port", "0"),
+            shell=limits,
+        ) as running,
+    ):
+        clients, admin = await serving(running)
+        port = int(clients.rsplit(":", 1)[1].split("/")[0])
+        async with asyncio.TaskGroup() as tasks:
+            asked = [tasks.create_task(_streamed(port)) for _ in range(100)]
+            statuses = []
+            while not all(each.done() for each in asked):
+                async with aiohttp.ClientSession() as session:
+                    statuses.append((await session.get(f"{admin}/health")).status)
+                await asyncio.sleep(0.02)
+        assert set(statuses) == {200}
+        answers = [each.result() for each in asked]
+        whole = [answer for answer in answers if answer.startswith(b"HTTP/1.1 200 ")]
+        refused = [answer for answer in answers if answer.startswith(b"HTTP/1.1 503 ")]
+        assert whole
+        assert refused
+        assert len(whole) + len(refused) == 100
+        assert all(answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n") for answer in whole)
+        assert all(b"\r\nRetry-After: 1\r\n" in answer for answer in refused)
+        assert all(b"ulimit -n" in answer for answer in refused)
+        assert await running.stop() == 0
+
+
+async def _streamed(port: int) -> bytes:
+    """The answer to a streaming request over a connection of its own."""
+    body = b'{"model":"tiny","prompt":"hello","max_tokens":20,"stream":true}'
+    head = (
+        b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: %d\r\n"
+    )
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    async with asyncio.timeout(60):
+        writer.write(head % len(body) + b"\r\n" + body)
+        answer = await reader.read()
+    writer.close()
+    return answer
+
+
 async def _try_to_connect(port: int) -> asyncio.StreamWriter | None:
     try:
         async with asyncio.timeout(0.5):

@@ -16,7 +16,7 @@ from support.proxy_headers import LOCAL, binary, line, raw_binary
 from support.stack import until
 
 from kvrouter.config import ConfigError, parse_config
-from kvrouter.http import balanced
+from kvrouter.http import accepting
 from kvrouter.http.client import WireClient, send_whole
 from kvrouter.http.server import listening
 from kvrouter.openai.errors import Fault
@@ -208,7 +208,7 @@ class Exhausted(socket.socket):
 
 
 async def test_without_descriptors_connections_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(balanced, "REST_S", 0.05)
+    monkeypatch.setattr(accepting, "REST_S", 0.01)
     listener = Exhausted()
     listener.bind(("127.0.0.1", 0))
     listener.listen()
