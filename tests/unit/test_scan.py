@@ -1,6 +1,7 @@
 """What is learned from responses, at every place where the network may cut them."""
 
 import json
+import re
 
 import pytest
 from support.captures import load
@@ -63,6 +64,21 @@ def test_a_stream_cut_at_every_byte_tells_the_same(stream: bytes) -> None:
     single_bytes = scanned(*(bytes([byte]) for byte in stream))
     assert single_bytes.output_chunks == whole.output_chunks
     assert single_bytes.usage == whole.usage
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [CHAT, MESSAGES, RESPONSES, DYING, CHAT.replace(b"\n", b"\r\n"), b"data:\n\r"],
+    ids=["chat", "messages", "responses", "dying", "with CR", "half an end"],
+)
+def test_pieces_of_whole_events_tell_what_single_bytes_tell(stream: bytes) -> None:
+    """The way in which most streams come."""
+    events = re.findall(rb".+?\n\r?\n|.+\Z", stream, re.DOTALL)
+    assert b"".join(events) == stream
+    by_event = scanned(*events)
+    by_byte = scanned(*(bytes([byte]) for byte in stream))
+    for known in ("usage", "output_chunks", "failed", "complete", "response_id"):
+        assert getattr(by_event, known) == getattr(by_byte, known), known
 
 
 def test_the_id_of_a_stored_response_is_found() -> None:
