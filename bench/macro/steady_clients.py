@@ -2,12 +2,15 @@
 
     python bench/macro/steady_clients.py PORT --rate 2000 --seconds 5
 
-Prints the latencies as JSON.
+Pauses are exact: the event loop's own timers would round them to milliseconds, and so make bursts
+that nobody sends. Prints the latencies as JSON.
 """
 
 import argparse
 import asyncio
+import ctypes
 import json
+import os
 import random
 import time
 from collections import deque
@@ -53,6 +56,37 @@ class Client(asyncio.Protocol):
             self._idle.append(self)
 
 
+class TimerSpec(ctypes.Structure):
+    """The kernel's `itimerspec`: interval and time, each in s and ns."""
+
+    _fields_ = [(name, ctypes.c_long) for name in ("every_s", "every_ns", "at_s", "at_ns")]
+
+
+class Alarm:
+    """Waits until a monotonic time, as exactly as the kernel does (Linux: timerfd)."""
+
+    def __init__(self) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._file = self._libc.timerfd_create(time.CLOCK_MONOTONIC, os.O_NONBLOCK)
+        if self._file < 0:
+            raise OSError(ctypes.get_errno(), "timerfd_create")
+        self._rings: asyncio.Future[None] | None = None
+        asyncio.get_running_loop().add_reader(self._file, self._rang)
+
+    async def wait(self, until_ns: int) -> None:
+        """Wait; a time that has passed is no wait."""
+        at_s, at_ns = divmod(until_ns, 1_000_000_000)
+        spec = TimerSpec(0, 0, at_s, at_ns)
+        self._rings = asyncio.get_running_loop().create_future()
+        self._libc.timerfd_settime(self._file, 1, ctypes.byref(spec), None)  # 1: an absolute time
+        await self._rings
+
+    def _rang(self) -> None:
+        os.read(self._file, 8)
+        if self._rings is not None and not self._rings.done():
+            self._rings.set_result(None)
+
+
 async def main(options: argparse.Namespace) -> None:
     """Ask at the given rate, with random pauses."""
     loop = asyncio.get_running_loop()
@@ -65,17 +99,17 @@ async def main(options: argparse.Namespace) -> None:
         )
         idle.append(client)
     skipped = 0
-    start = due = time.monotonic()
-    while due < start + options.seconds:
-        due += rng.expovariate(options.rate)
-        pause_s = due - time.monotonic()
-        if pause_s > 0:
-            await asyncio.sleep(pause_s)
+    alarm = Alarm()
+    start_ns = due_ns = time.monotonic_ns()
+    while due_ns < start_ns + options.seconds * 1e9:
+        due_ns += int(rng.expovariate(options.rate) * 1e9)
+        if due_ns > time.monotonic_ns():
+            await alarm.wait(due_ns)
         if idle:
             idle.popleft().ask(time.monotonic_ns())
         else:
             skipped += 1
-    took_s = time.monotonic() - start
+    took_s = (time.monotonic_ns() - start_ns) / 1e9
     await asyncio.sleep(0.5)
     ordered = sorted(latencies_ns[len(latencies_ns) // 10 :])
     print(
