@@ -201,7 +201,9 @@ class WireClient:
         if self._silent or not data:
             return
         if self._chunked:
-            data = b"%x\r\n%b\r\n" % (len(data), data)
+            size = len(data)
+            line = _SIZE_LINES[size] if size < _USUAL_BYTES else b"%x\r\n" % size
+            data = b"".join((line, data, b"\r\n"))
         if self._head:
             data, self._head = self._head + data, b""
         self._wire.send(data)
@@ -234,6 +236,9 @@ class WireClient:
             self._source.resume()
 
 
+_USUAL_BYTES = 2048
+_SIZE_LINES = [b"%x\r\n" % size for size in range(_USUAL_BYTES)]
+"""What stands before a chunk: to format it costs as much as to scan the chunk."""
 _BODILESS = (204, 304)
 _NOT_MODIFIED = 304
 

@@ -26,6 +26,7 @@ from kvrouter.http.engine import (
     EngineResponse,
 )
 from kvrouter.metrics import Metrics
+from kvrouter.openai.body import Endpoint
 from kvrouter.openai.errors import Fault, RequestError, error_event
 from kvrouter.openai.scan import Scan, SseScan, UnaryScan
 from kvrouter.prompt import Prompt
@@ -142,7 +143,8 @@ class Exchange:
         self, client: Client, job: Job, attempt: Attempt, response: EngineResponse, first: bytes
     ) -> None:
         """Pass the response on: each piece goes to the client at once, then it is looked at."""
-        scan: Scan = SseScan() if response.is_event_stream else UnaryScan()
+        typed = job.path not in _UNTYPED
+        scan: Scan = SseScan(typed=typed) if response.is_event_stream else UnaryScan()
 
         def take(piece: bytes) -> None:
             client.write(piece)
@@ -179,6 +181,8 @@ class Exchange:
         return RequestError(Fault.NO_WORKER, message, retry_after_s=1)
 
 
+_UNTYPED = (Endpoint.CHAT.value, Endpoint.COMPLETIONS.value)
+"""Paths whose events have no type: their streams end with `[DONE]`."""
 _RETRIED_STATUSES = (*BACKPRESSURE_STATUSES, *FAILURE_STATUSES)
 _RETRIED_FAILURES = (EngineFailure.UNREACHABLE, EngineFailure.LOST)
 """Not a time-out: the engine may be at work on it, and the client has waited long enough."""

@@ -196,6 +196,24 @@ async def test_a_body_without_a_known_length_comes_in_chunks() -> None:
         assert (await client.response())[0] == 200
 
 
+@pytest.mark.parametrize("size", [1, 9, 10, 255, 256, 2047, 2048, 2049, 65_536])
+async def test_chunks_of_any_size_come_whole(size: int) -> None:
+    piece = bytes(number % 251 for number in range(size))
+
+    async def twice(client: WireClient) -> None:
+        await client.body()
+        client.begin(200, [], None)
+        client.write(piece)
+        client.write(b"")  # would be the end
+        client.write(piece)
+        client.end()
+
+    async with served(twice) as connect:
+        client = await connect()
+        await client.send(GET % b"")
+        assert (await client.response())[2] == piece + piece
+
+
 async def test_an_upgrade_is_answered_as_a_plain_request_and_ends_the_connection() -> None:
     async with served(echo) as connect:
         client = await connect()

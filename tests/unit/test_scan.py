@@ -42,8 +42,11 @@ DYING = (
 )
 
 
-def scanned(*pieces: bytes) -> SseScan:
-    scan = SseScan()
+KNOWN = ("usage", "output_chunks", "failed", "complete", "response_id")
+
+
+def scanned(*pieces: bytes, typed: bool = True) -> SseScan:
+    scan = SseScan(typed=typed)
     for piece in pieces:
         scan.feed(piece)
     scan.finish()
@@ -66,6 +69,14 @@ def test_a_stream_cut_at_every_byte_tells_the_same(stream: bytes) -> None:
     assert single_bytes.usage == whole.usage
 
 
+@pytest.mark.parametrize("stream", [CHAT, DYING], ids=["chat", "dying"])
+def test_a_stream_without_types_tells_the_same_where_none_are_looked_for(stream: bytes) -> None:
+    typed, untyped = scanned(stream), scanned(stream, typed=False)
+    for known in KNOWN:
+        assert getattr(typed, known) == getattr(untyped, known), known
+    assert untyped.complete
+
+
 @pytest.mark.parametrize(
     "stream",
     [CHAT, MESSAGES, RESPONSES, DYING, CHAT.replace(b"\n", b"\r\n"), b"data:\n\r"],
@@ -77,7 +88,7 @@ def test_pieces_of_whole_events_tell_what_single_bytes_tell(stream: bytes) -> No
     assert b"".join(events) == stream
     by_event = scanned(*events)
     by_byte = scanned(*(bytes([byte]) for byte in stream))
-    for known in ("usage", "output_chunks", "failed", "complete", "response_id"):
+    for known in KNOWN:
         assert getattr(by_event, known) == getattr(by_byte, known), known
 
 
@@ -105,7 +116,7 @@ def test_a_stream_without_usage_has_none() -> None:
 
 def test_an_endless_line_is_not_kept() -> None:
     """An engine that never sends a line break must not fill the memory."""
-    scan = SseScan()
+    scan = SseScan(typed=False)
     for _ in range(12):
         scan.feed(b"data: " + b"x" * 1_000_000)
     assert len(scan._open_line) < 6_000_000
