@@ -12,7 +12,7 @@ from ssl import SSLContext
 from typing import Any
 
 from events.sparingly import Sparingly
-from kvrouter.http.descriptors import Descriptors
+from kvrouter.http.descriptors import NONE_LEFT, Descriptors
 from kvrouter.supervision import cancelled
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ class Acceptor:
     def __init__(self, listener: socket.socket, came: Came, descriptors: Descriptors) -> None:
         self._listener = listener
         self._came = came
-        self._until = descriptors.of_requests
+        self._descriptors = descriptors
         self._loop = asyncio.get_running_loop()
         self._resting: asyncio.TimerHandle | None = None
         self._saying = Sparingly(SAID_EVERY_S)
@@ -55,6 +55,9 @@ class Acceptor:
     def _accept(self) -> None:
         for _ in range(ACCEPTED_AT_ONCE):
             try:
+                if not self._descriptors.left_to_accept():
+                    self._rest(NONE_LEFT)
+                    return
                 connection, peer = self._listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
@@ -62,11 +65,7 @@ class Acceptor:
                 self._rest(str(error))
                 return
             connection.setblocking(False)
-            number = connection.fileno()
             self._came(connection, peer)
-            if number >= self._until:
-                self._rest("hardly any file descriptors are left (raise the limit with ulimit -n)")
-                return
 
     def _rest(self, why: str) -> None:
         self._loop.remove_reader(self._listener)
@@ -78,7 +77,10 @@ class Acceptor:
 class Transports:
     """Makes transports for connections that were accepted."""
 
-    def __init__(self, tls: SSLContext | None, handshake_s: float) -> None:
+    def __init__(
+        self, descriptors: Descriptors, tls: SSLContext | None, handshake_s: float
+    ) -> None:
+        self._descriptors = descriptors
         self._tls = tls
         self._handshake_s = handshake_s
         self._loop = asyncio.get_running_loop()
@@ -86,9 +88,14 @@ class Transports:
 
     def begin(self, connection: socket.socket, new_protocol: NewProtocol) -> None:
         """Make the connection's transport and protocol, soon."""
-        task = self._loop.create_task(_begun(self._connected(connection, new_protocol)))
+        task = self._loop.create_task(_made(self._connected(connection, new_protocol)))
         self._beginning.add(task)
-        task.add_done_callback(self._beginning.discard)
+        self._descriptors.coming += 1
+        task.add_done_callback(self._begun)
+
+    def _begun(self, task: asyncio.Task[None]) -> None:
+        self._descriptors.coming -= 1
+        self._beginning.discard(task)
 
     async def stop(self) -> None:
         """Wait a moment for those that are being made."""
@@ -107,7 +114,7 @@ class Transports:
         )
 
 
-async def _begun(connecting: Coroutine[Any, Any, object]) -> None:
+async def _made(connecting: Coroutine[Any, Any, object]) -> None:
     try:
         await connecting
     except OSError as error:  # the client left, or its handshake failed; SSLError is one

@@ -19,7 +19,7 @@ from typing import Any
 
 from events.sparingly import Sparingly
 from kvrouter.http.accepting import Acceptor, Transports
-from kvrouter.http.descriptors import PLENTY, Descriptors
+from kvrouter.http.descriptors import Descriptors
 from kvrouter.http.proxy_header import MAX_BYTES, BadProxyHeaderError, parse_proxy_header
 
 log = logging.getLogger(__name__)
@@ -39,8 +39,8 @@ class BalancedSettings:
     """For the header; and for the handshake."""
     max_waiting: int
     """Connections whose header is not there yet; further ones are closed."""
+    descriptors: Descriptors
     tls: SSLContext | None = None
-    descriptors: Descriptors = PLENTY
 
 
 class Balancers:
@@ -78,7 +78,7 @@ class BalancedListener:
         settings: BalancedSettings,
     ) -> None:
         self._acceptor = Acceptor(listener, self._came, settings.descriptors)
-        self._transports = Transports(settings.tls, settings.patience_s)
+        self._transports = Transports(settings.descriptors, settings.tls, settings.patience_s)
         self._new_protocol = new_protocol
         self._refused = refused
         self._settings = settings
@@ -108,6 +108,7 @@ class BalancedListener:
         else:
             expiry = self._loop.call_later(self._settings.patience_s, self._expired, connection)
             self._waiting[connection] = _Waiting(connection, address, expiry)
+            self._settings.descriptors.coming += 1
             self._loop.add_reader(connection, self._readable, connection)
 
     def _readable(self, connection: socket.socket) -> None:
@@ -148,6 +149,7 @@ class BalancedListener:
         waiting.expiry.cancel()
         self._loop.remove_reader(waiting.connection)
         del self._waiting[waiting.connection]
+        self._settings.descriptors.coming -= 1
 
     def _begin(self, connection: socket.socket, client: str) -> None:
         self._transports.begin(connection, partial(self._new_protocol, client))

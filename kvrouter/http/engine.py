@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from kvrouter.config import TimeoutConfig
-from kvrouter.http.descriptors import PLENTY, Descriptors, lowest_free
+from kvrouter.http.descriptors import Descriptors, plenty
 from kvrouter.http.engine_connection import (
     BODY,
     END,
@@ -138,11 +138,11 @@ class EngineClient:
         self,
         timeouts: TimeoutConfig,
         tls: ssl.SSLContext | None = None,
-        descriptors: Descriptors = PLENTY,
+        descriptors: Descriptors | None = None,
     ) -> None:
         self._timeouts = timeouts
         self._tls = tls
-        self._descriptors = descriptors
+        self._descriptors = descriptors or plenty()
         self._hosts: dict[str, Host] = {}
 
     async def __aenter__(self) -> Self:
@@ -184,7 +184,8 @@ class EngineClient:
         host = self._hosts.get(url)
         if host is None:
             connect_s = self._timeouts.connect_s
-            host = self._hosts[url] = Host(url, connect_s, self._tls, self._descriptors)
+            host = Host(url, connect_s, self._tls, descriptors=self._descriptors)
+            self._hosts[url] = host
         return host
 
 
@@ -196,7 +197,8 @@ class Host:
         url: str,
         connect_s: float,
         tls: ssl.SSLContext | None = None,
-        descriptors: Descriptors = PLENTY,
+        *,
+        descriptors: Descriptors,
     ) -> None:
         parts = urlsplit(url)
         is_tls = parts.scheme == "https"
@@ -206,7 +208,7 @@ class Host:
         self._address = (parts.hostname or "", parts.port or (443 if is_tls else 80))
         self._tls = (tls or ssl.create_default_context()) if is_tls else None
         self._connect_s = connect_s
-        self._full_at = descriptors.of_requests
+        self._descriptors = descriptors
         self._resting: dict[EngineConnection, None] = {}
 
     def rested(self) -> EngineConnection | None:
@@ -235,7 +237,7 @@ class Host:
 
     async def _connected(self) -> EngineConnection:
         """Raises OSError."""
-        if lowest_free() >= self._full_at:
+        if not self._descriptors.left_to_connect():
             raise OSError(errno.EMFILE, "hardly any file descriptors are left")
         loop = asyncio.get_running_loop()
         if self._path is None:
@@ -266,9 +268,16 @@ class Host:
 
     def new_connection(self) -> EngineConnection:
         """A protocol for a connection that is about to be made."""
-        return EngineConnection(self._dropped)
+        return EngineConnection(self)
 
-    def _dropped(self, connection: EngineConnection) -> None:
+    def opened(self, connection: EngineConnection) -> None:
+        """A connection is there."""
+        del connection
+        self._descriptors.engines += 1
+
+    def dropped(self, connection: EngineConnection) -> None:
+        """It is gone."""
+        self._descriptors.engines -= 1
         self._resting.pop(connection, None)
 
 

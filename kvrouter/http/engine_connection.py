@@ -12,7 +12,7 @@ an EngineError.
 import asyncio
 from collections.abc import Callable
 from enum import Enum, IntEnum, auto
-from typing import cast
+from typing import Protocol, cast
 
 from kvrouter.http.deadline import Deadline
 from kvrouter.http.response_reader import ResponseReader
@@ -56,16 +56,23 @@ NOTHING, HEAD, BODY, END = Progress
 Take = Callable[[bytes], None]
 
 
+class Owner(Protocol):
+    """Who keeps the connections. Each that was opened is dropped, once."""
+
+    def opened(self, connection: "EngineConnection") -> None:
+        """It can be used."""
+
+    def dropped(self, connection: "EngineConnection") -> None:
+        """It can be used no more."""
+
+
 class EngineConnection(asyncio.Protocol):
-    """A connection that carries one exchange after the other.
+    """A connection that carries one exchange after the other."""
 
-    `dropped` is told when it can't be used (any more).
-    """
-
-    def __init__(self, dropped: "Callable[[EngineConnection], None]") -> None:
+    def __init__(self, owner: Owner) -> None:
         self.reader = ResponseReader()
         self.progress = END
-        self._dropped = dropped
+        self._owner = owner
         self._loop = asyncio.get_running_loop()
         self._deadline = Deadline(self._loop, self._expired)
         self._patience_s = 0.0
@@ -82,6 +89,7 @@ class EngineConnection(asyncio.Protocol):
         """The engine is there."""
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
+        self._owner.opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone, which may be the end of a response."""
@@ -94,7 +102,7 @@ class EngineConnection(asyncio.Protocol):
             else:
                 self._fail(EngineFailure.LOST, str(exc or self.reader.failure))
         self.reader.close()
-        self._dropped(self)
+        self._owner.dropped(self)
 
     def data_received(self, data: bytes) -> None:
         """Bytes of the engine."""

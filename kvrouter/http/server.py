@@ -14,7 +14,7 @@ from kvrouter.config import Config
 from kvrouter.http.accepting import Acceptor, Transports
 from kvrouter.http.balanced import BalancedListener, BalancedSettings
 from kvrouter.http.connection import ClientConnection, ConnectionSettings, Handler
-from kvrouter.http.descriptors import NONE_LEFT, PLENTY, Descriptors
+from kvrouter.http.descriptors import NONE_LEFT, Descriptors, plenty
 from kvrouter.http.request_reader import ReadLimits
 from kvrouter.http.sockets import BACKLOG, opened, port_of
 from kvrouter.openai.errors import Fault, RequestError
@@ -35,10 +35,10 @@ class Connections:
         settings: ConnectionSettings,
         *,
         max_connections: int = sys.maxsize,
-        descriptors: Descriptors = PLENTY,
+        descriptors: Descriptors | None = None,
     ) -> None:
         self.refused = refused
-        self._full_at = descriptors.of_clients
+        self._descriptors = descriptors or plenty()
         self._max_connections = max_connections
         self._handle = handle
         self._settings = settings
@@ -59,8 +59,9 @@ class Connections:
             connection.shut_down()
         elif len(self._open) - len(self._surplus) > self._max_connections:
             self._turn_away(connection, f"more than {self._max_connections} connections are open")
-        elif connection.descriptor >= self._full_at:
+        elif not self._descriptors.welcome(connection.descriptor):
             self._turn_away(connection, NONE_LEFT)
+        self._count()
 
     def _turn_away(self, connection: ClientConnection, why: str) -> None:
         self._surplus.add(connection)
@@ -70,7 +71,11 @@ class Connections:
         """It is gone."""
         self._open.discard(connection)
         self._surplus.discard(connection)
+        self._count()
         self._gone.set()
+
+    def _count(self) -> None:
+        self._descriptors.clients = len(self._open) - len(self._surplus)
 
     async def drain(self, patience_s: float) -> None:
         """Let running requests end, for a while; then cut them, and say how many."""
@@ -102,7 +107,7 @@ async def listening(
     tls: ServerTls | None = None,
     *,
     inherited: Sequence[socket.socket] = (),
-    descriptors: Descriptors = PLENTY,
+    descriptors: Descriptors | None = None,
 ) -> AsyncIterator[int]:
     """Serve clients while the context is open; gives the port that is listened on.
 
@@ -110,6 +115,7 @@ async def listening(
     why something could not be read as a request. On leaving, no connection is accepted any more
     and running requests get `shutdown_s` to finish. Raises OSError when an address cannot be bound.
     """
+    descriptors = descriptors or plenty()
     connections = Connections(
         handle,
         refused,
@@ -177,7 +183,7 @@ async def _unbounded(listener: socket.socket, place: Place) -> AsyncIterator[Non
 @asynccontextmanager
 async def _bounded(listener: socket.socket, place: Place) -> AsyncIterator[None]:
     context = None if listener.family == socket.AF_UNIX else place.context
-    transports = Transports(context, place.config.timeouts.head_s)
+    transports = Transports(place.descriptors, context, place.config.timeouts.head_s)
 
     def came(connection: socket.socket, _peer: object) -> None:
         transports.begin(connection, place.connections.new)

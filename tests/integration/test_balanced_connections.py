@@ -18,6 +18,7 @@ from support.stack import until
 from kvrouter.config import ConfigError, parse_config
 from kvrouter.http import accepting
 from kvrouter.http.client import WireClient, send_whole
+from kvrouter.http.descriptors import plenty
 from kvrouter.http.server import listening
 from kvrouter.openai.errors import Fault
 from kvrouter.tls import server_tls
@@ -218,6 +219,27 @@ async def test_without_descriptors_connections_wait(monkeypatch: pytest.MonkeyPa
         async with listening(tell_address, refused.append, config, inherited=[listener]) as port:
             assert await Door(port, refused).address(line("203.0.113.7")) == "203.0.113.7"
     assert not listener.failures
+
+
+async def test_connections_are_counted_from_their_beginning_to_their_end() -> None:
+    """F12: a client that was accepted may soon need a second descriptor."""
+    descriptors = plenty()
+    config = parse_config(
+        {"server": {"port": 0, "proxy_protocol_from": ["127.0.0.1"]}, "timeouts": {"head_s": 0.2}}
+    )
+    refused: list[Fault] = []
+    async with listening(tell_address, refused.append, config, descriptors=descriptors) as port:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        await until(lambda: descriptors.coming == 1)
+        writer.write(line("203.0.113.7"))
+        await until(lambda: descriptors.clients == 1)
+        assert descriptors.coming == 0
+        _, silent = await asyncio.open_connection("127.0.0.1", port)
+        await until(lambda: descriptors.coming == 1)
+        await until(lambda: descriptors.coming == 0)  # it said nothing in time
+        writer.close()
+        silent.close()
+        await until(lambda: descriptors.clients == 0)
 
 
 class TlsClient:

@@ -10,6 +10,7 @@ import pytest
 from support.stack import until
 
 from kvrouter.config import TimeoutConfig
+from kvrouter.http.descriptors import Descriptors, lowest_free, plenty
 from kvrouter.http.engine import EngineClient, EngineError, EngineFailure, EngineRequest
 
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -401,3 +402,27 @@ async def test_idle_connections_do_not_stay_open(monkeypatch: pytest.MonkeyPatch
         await ask(engines, made.url)
         async with asyncio.timeout(5):
             await closed.wait()
+
+
+async def test_connections_are_counted_while_they_are_open() -> None:
+    """F12: whoever accepts clients knows how many have yet to get one."""
+    descriptors = plenty()
+    engines = EngineClient(TimeoutConfig(), descriptors=descriptors)
+    async with engine(replies(WHOLE)) as made, engines:
+        response = await engines.send(EngineRequest("POST", made.url, "/x", [], b"{}"))
+        assert descriptors.engines == 1
+        await response.first()
+        response.close()
+        assert descriptors.engines == 1, "it rests"
+        with pytest.raises(EngineError):
+            await engines.send(EngineRequest("POST", "http://127.0.0.1:1", "/x", [], b"{}"))
+    await until(lambda: descriptors.engines == 0)
+
+
+async def test_without_descriptors_for_it_no_connection_is_made() -> None:
+    engines = EngineClient(TimeoutConfig(), descriptors=Descriptors(lowest_free()))
+    async with engine(replies(WHOLE)) as made, engines:
+        with pytest.raises(EngineError) as caught:
+            await ask(engines, made.url)
+        assert caught.value.failure is EngineFailure.NO_DESCRIPTORS
+        assert made.connections == 0

@@ -98,9 +98,24 @@ def check_response(written: bytes) -> None:
         pass
 
 
+class Keeper:
+    """Hears what becomes of a connection."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def opened(self, connection: EngineConnection) -> None:
+        del connection
+        self.told.append("opened")
+
+    def dropped(self, connection: EngineConnection) -> None:
+        del connection
+        self.told.append("dropped")
+
+
 async def engine_side(sent: list[list[Any]], bodiless: bool) -> None:
-    dropped: list[EngineConnection] = []
-    connection = EngineConnection(dropped.append)
+    keeper = Keeper()
+    connection = EngineConnection(keeper)
     wire = Wire(connection)
     connection.send(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", b"", bodiless=bodiless, patience_s=60)
     taken: list[bytes] = []
@@ -124,7 +139,7 @@ async def engine_side(sent: list[list[Any]], bodiless: bool) -> None:
     assert reading.done(), "whoever waits is told"
     if reading.exception() is not None:
         assert isinstance(reading.exception(), EngineError)
-    assert dropped == [connection]
+    assert keeper.told == ["opened", "dropped"]
     assert not connection.reusable
 
 
